@@ -1,0 +1,82 @@
+# taskoutbox: PostgreSQL 15 or later, libcurl 7.86.0 or later.  "make help" lists what can be made.
+
+MODULE_big = taskoutbox
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+
+EXTENSION = taskoutbox
+DATA = taskoutbox--0.1.sql
+
+# Tests: "make installcheck" starts private servers, on unix sockets only.
+REGRESS = \
+	enqueue \
+	receive \
+	queue \
+	security
+ISOLATION = $(patsubst specs/%.spec,%,$(sort $(wildcard specs/*.spec)))
+TAP_TESTS = 1
+PROVE_TESTS ?= test/t/*.pl
+
+private_server = --temp-config=$(CURDIR)/test/regress.conf --encoding=UTF8 --no-locale
+REGRESS_OPTS = $(private_server) --temp-instance=$(CURDIR)/tmp_check
+ISOLATION_OPTS = $(private_server) --temp-instance=$(CURDIR)/tmp_check_iso
+
+# -Wextra without the warnings that the server's own headers and idioms give.
+PG_CFLAGS += -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+ifeq ($(WERROR),1)
+PG_CFLAGS += -Werror
+endif
+
+curl = $(shell curl-config $(1) 2>/dev/null || pkg-config $(1) libcurl 2>/dev/null)
+PG_CPPFLAGS += $(call curl,--cflags)
+SHLIB_LINK += $(or $(call curl,--libs),-lcurl)
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+
+# A bare machine has no PGXS yet: "make demo" and "make test" install it, and then call make again.
+ifneq ($(wildcard $(PGXS)),)
+
+include $(PGXS)
+
+ifneq ($(shell test $(MAJORVERSION) -ge 15 && echo ok),ok)
+$(error taskoutbox needs PostgreSQL 15 or later, and $(PG_CONFIG) is that of $(VERSION))
+endif
+
+# The server's makefiles do not know which headers an object depends on: all of ours.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+$(OBJS) $(OBJS:.o=.bc): | check-libcurl
+
+# Asks the compiler, which knows best what it will find.
+.PHONY: check-libcurl
+check-libcurl:
+	@printf '%s\n' '#include <curl/curlver.h>' '#if LIBCURL_VERSION_NUM < 0x075600' '#error' '#endif' \
+		| $(CC) $(CPPFLAGS) -fsyntax-only -x c - 2>/dev/null \
+		|| { echo 'taskoutbox needs the headers of libcurl 7.86.0 or later (Debian: libcurl4-openssl-dev)' >&2; exit 1; }
+
+# Databases are created with the encoding of the locale, and half of the tests is about characters.
+installcheck: export LANG = C.UTF-8
+
+else
+
+.PHONY: all install uninstall installcheck clean
+all install uninstall installcheck clean:
+	@echo 'No PGXS found through PG_CONFIG=$(PG_CONFIG): install postgresql-server-dev-NN, or name the right pg_config' >&2; exit 1
+
+endif
+
+export PG_CONFIG KEEP
+
+# "+": these run make, and pass on its variables and its job server.
+.PHONY: demo test help
+demo:
+	+@test/demo
+test:
+	+@test/run
+
+help:
+	@echo 'make demo              install what is missing (root, Debian), build, and tell the story on a throw-away server'
+	@echo 'make demo KEEP=1       the same, and leave that server running'
+	@echo 'make test              install what is missing (root, Debian), build, install, and run all tests'
+	@echo 'make, make install     build, install'
+	@echo 'make installcheck      run the tests against what is installed (not as root)'
+	@echo 'Variables: PG_CONFIG=/path/to/pg_config, WERROR=1, PROVE_TESTS=test/t/NAME.pl, PROVE_FLAGS=--verbose'

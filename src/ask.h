@@ -1,0 +1,31 @@
+/*
+ * ask.h
+ *	  A question of a backend to the relay of its database.
+ */
+#ifndef TASKOUTBOX_ASK_H
+#define TASKOUTBOX_ASK_H
+
+#include "taskoutbox.h"
+#include "shared.h"
+
+/*
+ * Ask the relay to take in everything committed so far and, if queue is not 0,
+ * to offer what is ready there. With wait, the answer comes only when something
+ * is on offer. Returns false when there was no answer by the deadline. Can be
+ * cancelled.
+ */
+extern bool ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline);
+
+/* For the relay: the questions that are open when a round begins. */
+typedef struct Question
+{
+	BackendSlot *slot;
+	uint64		queue;
+	bool		wait;
+} Question;
+
+/* questions has room for shared->nbackends. */
+extern int	ask_open_questions(Oid dboid, Question *questions);
+extern void ask_answer(Oid dboid, const Question *question);
+
+#endif							/* TASKOUTBOX_ASK_H */

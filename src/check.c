@@ -1,0 +1,207 @@
+/*
+ * check.c
+ *	  Arguments of SQL functions, refused in the caller's hand.
+ *
+ * What the queue service would refuse later is refused here, where the caller
+ * can still do something about it: sizes in bytes as they are sent (UTF-8),
+ * with all attributes, and characters. The limits are SQS's, see characters.c.
+ */
+#include "taskoutbox.h"
+#include "check.h"
+
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+
+#include "characters.h"
+
+#define NAME_CHARACTERS 128		/* task_type, queue */
+#define ID_CHARACTERS 128		/* MessageGroupId, MessageDeduplicationId */
+#define HEADERS_MAX 7			/* of SQS's 10 attributes 3 are ours */
+
+/* What our own three attributes take: names, types, values but the task type. */
+#define OWN_ATTRIBUTE_BYTES (9 + 6 + 8 + 6 + 36 + 11 + 6 + 27)
+
+/* Ids with this prefix are made by the relay. */
+#define RESERVED_PREFIX "taskoutbox:"
+
+static void
+missing(const char *argument, const char *what)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TASKOUTBOX_MISSING),
+			 errmsg("%s must not be %s", argument, what),
+			 errhint("Pass a value for %s.", argument)));
+}
+
+void
+check_not_null(const char *argument, FunctionCallInfo fcinfo, int n)
+{
+	if (PG_ARGISNULL(n))
+		missing(argument, "null");
+}
+
+/* The text in UTF-8, as it is sent; the same pointer when it is that already. */
+static const char *
+to_utf8(const char *string)
+{
+	return pg_server_to_any(string, strlen(string), PG_UTF8);
+}
+
+static void
+check_characters(const char *argument, const char *utf8)
+{
+	long		bad = first_bad_character(utf8, strlen(utf8));
+
+	if (bad >= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_CHARACTER),
+				 errmsg("%s contains a character that a message cannot carry", argument),
+				 errdetail("The character at byte %ld is a control character, U+FFFE or U+FFFF.",
+						   bad + 1),
+				 errhint("Remove it, or encode the text.")));
+}
+
+static void
+check_name_text(const char *argument, const char *name)
+{
+	int			length = pg_mbstrlen(name);
+
+	if (length == 0)
+		missing(argument, "empty");
+	if (length > NAME_CHARACTERS)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_TOO_LONG),
+				 errmsg("%s is too long", argument),
+				 errdetail("It has %d characters; the limit is %d.", length, NAME_CHARACTERS),
+				 errhint("Use a shorter name, and put what varies into the payload.")));
+	check_characters(argument, to_utf8(name));
+}
+
+char *
+check_name(const char *argument, FunctionCallInfo fcinfo, int n)
+{
+	char	   *name;
+
+	check_not_null(argument, fcinfo, n);
+	name = text_to_cstring(PG_GETARG_TEXT_PP(n));
+	check_name_text(argument, name);
+	return name;
+}
+
+static void
+check_id(const char *argument, const char *id)
+{
+	int			length;
+	long		bad;
+
+	if (id == NULL)
+		return;
+	length = strlen(id);
+	if (length == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_MISSING),
+				 errmsg("%s must not be empty", argument),
+				 errhint("Pass NULL to leave it out.")));
+	bad = first_bad_id_byte(id, length);
+	if (bad >= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_CHARACTER),
+				 errmsg("%s contains a character that is not allowed", argument),
+				 errdetail("The character at byte %ld is not an ASCII letter, digit or punctuation mark.",
+						   bad + 1),
+				 errhint("Hash ids that come from users' data, for example with md5().")));
+	if (length > ID_CHARACTERS)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_TOO_LONG),
+				 errmsg("%s is too long", argument),
+				 errdetail("It has %d characters; the limit is %d.", length, ID_CHARACTERS),
+				 errhint("Hash long ids, for example with md5().")));
+}
+
+static void
+bad_headers(const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TASKOUTBOX_HEADERS),
+			 errmsg("headers must be an object of at most %d string attributes", HEADERS_MAX),
+			 errdetail("%s", detail),
+			 errhint("Pass an object like {\"traceparent\": \"00-...\"}, and put other data into the payload.")));
+}
+
+/* Bytes that headers take as message attributes. */
+static int64
+check_headers(Jsonb *headers)
+{
+	JsonbIterator *it;
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	int64		bytes = 0;
+	int			n = 0;
+
+	if (headers == NULL)
+		return 0;
+	if (!JB_ROOT_IS_OBJECT(headers))
+		bad_headers("It is not an object.");
+
+	it = JsonbIteratorInit(&headers->root);
+	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
+	{
+		const char *utf8;
+
+		if (token != WJB_KEY && token != WJB_VALUE)
+			continue;
+		if (token == WJB_VALUE && value.type != jbvString)
+			bad_headers("A value is not a string.");
+
+		utf8 = to_utf8(pnstrdup(value.val.string.val, value.val.string.len));
+		if (token == WJB_KEY)
+		{
+			if (++n > HEADERS_MAX)
+				bad_headers("It has more attributes.");
+			if (!is_attribute_name(utf8, strlen(utf8)))
+				bad_headers("A name is not one of 1 to 256 letters, digits, underscores, hyphens and single dots, or starts with \"AWS.\" or \"Amazon.\".");
+			if (strcmp(utf8, "task_type") == 0 || strcmp(utf8, "task_uid") == 0 ||
+				strcmp(utf8, "enqueued_at") == 0)
+				bad_headers("The names \"task_type\", \"task_uid\" and \"enqueued_at\" are taken.");
+			bytes += strlen("String");
+		}
+		else
+		{
+			if (*utf8 == '\0')
+				bad_headers("A value is empty.");
+			check_characters("headers", utf8);
+		}
+		bytes += strlen(utf8);
+	}
+	return bytes;
+}
+
+void
+check_task(const char *task_type, const char *queue, Jsonb *payload,
+		   const char *group_id, const char *deduplication_id, Jsonb *headers)
+{
+	const char *body;
+	int64		bytes;
+
+	check_name_text("task_type", task_type);
+	check_name_text("queue", queue);
+	check_id("group_id", group_id);
+	check_id("deduplication_id", deduplication_id);
+	if (deduplication_id &&
+		strncmp(deduplication_id, RESERVED_PREFIX, strlen(RESERVED_PREFIX)) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RESERVED),
+				 errmsg("deduplication_id must not start with \"%s\"", RESERVED_PREFIX),
+				 errhint("The prefix is reserved for ids that taskoutbox makes.")));
+
+	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
+	check_characters("payload", body);
+	bytes = strlen(body) + OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
+	if (bytes > taskoutbox_max_message_bytes)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_TOO_LARGE),
+				 errmsg("message is too large"),
+				 errdetail("Payload and attributes have " INT64_FORMAT " bytes; the limit is %d (taskoutbox.max_message_bytes).",
+						   bytes, taskoutbox_max_message_bytes),
+				 errhint("Keep large data elsewhere, for example in object storage, and send its key.")));
+}

@@ -1,0 +1,29 @@
+/*
+ * check.h
+ *	  Arguments of SQL functions, refused in the caller's hand.
+ *
+ * n is the position of the argument, counted from 0. Every error names the
+ * argument, the limit, and a remedy.
+ */
+#ifndef TASKOUTBOX_CHECK_H
+#define TASKOUTBOX_CHECK_H
+
+#include "taskoutbox.h"
+
+#include "fmgr.h"
+#include "utils/jsonb.h"
+
+/* Error TO001 */
+extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n);
+
+/* Not null, not empty (TO001), at most 128 characters (TO002), allowed ones (TO003) */
+extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
+
+/*
+ * The checks of one task, as enqueue and the trigger make them. Optional texts
+ * can be NULL; headers, too.
+ */
+extern void check_task(const char *task_type, const char *queue, Jsonb *payload,
+					   const char *group_id, const char *deduplication_id, Jsonb *headers);
+
+#endif							/* TASKOUTBOX_CHECK_H */

@@ -1,0 +1,341 @@
+/*
+ * consumer.c
+ *	  The consumers' side: receive, delete, change_visibility.
+ *
+ * receive takes what the relay has put on offer, and asks the relay only when
+ * nothing is. It reads the rows as they are at this moment, so it works in a
+ * transaction of any age and isolation level. delete marks the lease, then
+ * deletes the row in the caller's transaction: work and delete commit together.
+ * A lease itself is not transactional: a receive that is rolled back keeps it
+ * (the message comes back when its time is up); one that fails gives it back.
+ */
+#include "taskoutbox.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "ask.h"
+#include "check.h"
+#include "lease.h"
+#include "outbox.h"
+#include "queue.h"
+#include "shared.h"
+
+#define MESSAGES_MAX 1000
+#define WAIT_MAX (20 * USECS_PER_SEC)	/* as SQS's long poll */
+
+/* How long a receive that does not wait gives the relay to answer. */
+#define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
+
+#define LAST_ERROR_BYTES 1024
+
+/* Columns of the type message. */
+#define MESSAGE_COLUMNS 11
+
+/* Messages that were taken, but not returned to the caller yet. */
+typedef struct Taken
+{
+	Receipt		receipts[MESSAGES_MAX];
+	int			n;
+} Taken;
+
+PG_FUNCTION_INFO_V1(taskoutbox_receive);
+PG_FUNCTION_INFO_V1(taskoutbox_delete);
+PG_FUNCTION_INFO_V1(taskoutbox_delete_array);
+PG_FUNCTION_INFO_V1(taskoutbox_change_visibility);
+
+static void
+require_preload(const char *function)
+{
+	if (shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s.%s needs taskoutbox to be preloaded", TASKOUTBOX_SCHEMA, function),
+				 errhint("Put shared_preload_libraries = 'taskoutbox' into postgresql.conf, and restart the server.")));
+}
+
+static void
+give_back_taken(int code, Datum arg)
+{
+	Taken	   *taken = (Taken *) DatumGetPointer(arg);
+
+	lease_give_back(taken->receipts, taken->n);
+}
+
+/* A copy that stays readable after the row is gone. */
+static Datum
+detoasted(TupleTableSlot *slot, int column)
+{
+	return PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]));
+}
+
+/*
+ * Read the messages that were taken into the result, and keep in taken those
+ * whose row is there; the relay finds out about the others. Returns how many
+ * there are.
+ */
+static int
+return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
+{
+	OutboxReader *reader = outbox_begin(SnapshotSelf);
+	TupleTableSlot *slot = reader->slot;
+	text	   *queue_text = cstring_to_text(queue);
+	int			n = 0;
+
+	for (int i = 0; i < taken->n; i++)
+	{
+		Receipt    *receipt = &taken->receipts[i];
+		Datum		values[MESSAGE_COLUMNS];
+		bool		nulls[MESSAGE_COLUMNS] = {false};
+		bool	   *isnull = slot->tts_isnull;
+		bool		found = outbox_lookup(reader, receipt->id);
+
+		if (found)
+		{
+			slot_getsomeattrs(slot, OUTBOX_COLUMNS);
+			/* Offers are kept by the hash of the queue's name. */
+			found = strcmp(TextDatumGetCString(slot->tts_values[OUTBOX_QUEUE - 1]), queue) == 0;
+		}
+		if (!found)
+		{
+			lease_give_back(receipt, 1);
+			/* Out of the list at once: an error below must not give it back twice. */
+			taken->n--;
+			memmove(receipt, receipt + 1, (taken->n - i) * sizeof(Receipt));
+			i--;
+			continue;
+		}
+
+		nulls[5] = isnull[OUTBOX_GROUP_ID - 1];
+		nulls[6] = isnull[OUTBOX_DEDUPLICATION_ID - 1];
+		nulls[7] = isnull[OUTBOX_HEADERS - 1];
+		nulls[10] = isnull[OUTBOX_LAST_ERROR - 1];
+		values[0] = slot->tts_values[OUTBOX_ID - 1];
+		values[1] = CStringGetTextDatum(receipt_to_text(receipt));
+		values[2] = PointerGetDatum(queue_text);
+		values[3] = slot->tts_values[OUTBOX_TASK_TYPE - 1];
+		values[4] = detoasted(slot, OUTBOX_PAYLOAD);
+		values[5] = slot->tts_values[OUTBOX_GROUP_ID - 1];
+		values[6] = slot->tts_values[OUTBOX_DEDUPLICATION_ID - 1];
+		values[7] = nulls[7] ? (Datum) 0 : detoasted(slot, OUTBOX_HEADERS);
+		values[8] = slot->tts_values[OUTBOX_ENQUEUED_AT - 1];
+		values[9] = Int32GetDatum(DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]) + 1);
+		values[10] = nulls[10] ? (Datum) 0 : detoasted(slot, OUTBOX_LAST_ERROR);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		n++;
+	}
+	outbox_end(reader);
+
+	return n;
+}
+
+Datum
+taskoutbox_receive(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	char	   *name = check_name("queue", fcinfo, 0);
+	const QueueSettings *settings;
+	uint64		key;
+	int			max_messages;
+	int64		visibility_timeout;
+	int64		wait;
+	TimestampTz deadline;
+	bool		is_last_try = false;
+	bool		full = false;
+	Taken	   *taken = palloc(sizeof(Taken));
+
+	require_preload("receive");
+	PreventCommandDuringRecovery("taskoutbox.receive()");
+	PreventCommandIfParallelMode("taskoutbox.receive()");
+
+	check_not_null("max_messages", fcinfo, 1);
+	check_not_null("wait", fcinfo, 3);
+	max_messages = PG_GETARG_INT32(1);
+	if (max_messages < 1 || max_messages > MESSAGES_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("max_messages is out of range"),
+				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
+	settings = queue_settings(name);
+	key = settings->key;
+	visibility_timeout = PG_ARGISNULL(2) ? settings->visibility_timeout :
+		interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(2),
+						  1, VISIBILITY_MAX, "more than 0 and at most 12 hours");
+	wait = interval_argument("wait", PG_GETARG_INTERVAL_P(3), 0, WAIT_MAX,
+							 "between 0 and 20 seconds");
+
+	InitMaterializedSRF(fcinfo, 0);
+
+	if (!pg_strong_random(taken->receipts, max_messages * sizeof(Receipt)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate random receipt handles")));
+
+	deadline = GetCurrentTimestamp() + (wait > 0 ? wait : ANSWER_TIMEOUT);
+	for (;;)
+	{
+		DatabaseSlot *db = database_slot(MyDatabaseId);
+		QueueSlot  *queue = db ? queue_slot(db, key) : NULL;
+		int			returned = 0;
+
+		taken->n = queue == NULL ? 0 :
+			lease_take(db, queue, max_messages, GetCurrentTimestamp() + visibility_timeout,
+					   taken->receipts, &full);
+		if (taken->n > 0)
+		{
+			PG_ENSURE_ERROR_CLEANUP(give_back_taken, PointerGetDatum(taken));
+			{
+				returned = return_messages(taken, name, rsinfo);
+			}
+			PG_END_ENSURE_ERROR_CLEANUP(give_back_taken, PointerGetDatum(taken));
+			if (returned > 0)
+				break;
+			continue;			/* all of it gone meanwhile */
+		}
+		if (full)
+		{
+			ereport(WARNING,
+					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					 errmsg("too many messages are in flight"),
+					 errdetail("All %d leases of this server are in use.", taskoutbox_max_in_flight),
+					 errhint("Delete messages sooner, use shorter visibility timeouts, or raise taskoutbox.max_in_flight (it takes effect at a server restart).")));
+			break;
+		}
+		if (is_last_try)
+			break;
+
+		/* After no answer, or without a wait after any, one more look. */
+		if (!ask_relay(db, key, wait > 0, deadline))
+		{
+			is_last_try = true;
+			if (db == NULL || db->relay_latch == NULL)
+				ereport(WARNING,
+						(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+						 errmsg("the relay of this database is not running"),
+						 errhint("See the view %s.relay_status and the server's log.", TASKOUTBOX_SCHEMA)));
+		}
+		else if (wait == 0)
+			is_last_try = true;
+	}
+
+	return (Datum) 0;
+}
+
+static void
+stale_handle(int64 id)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
+			 errmsg("receipt handle of message " INT64_FORMAT " is stale", id),
+			 errdetail("Its visibility timeout has ended, or the message was deleted."),
+			 errhint("Roll back what was done for this message: another consumer receives it again. Use a longer visibility timeout, or extend it with %s.change_visibility.",
+					 TASKOUTBOX_SCHEMA)));
+}
+
+/* Raise what a lease operation found, or say whether it went well. */
+static bool
+succeeded(LeaseResult result, int64 id, bool missing_ok)
+{
+	if (result == LEASE_BEING_DELETED)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_BEING_DELETED),
+				 errmsg("message " INT64_FORMAT " is being deleted by another transaction", id),
+				 errhint("Use each receipt handle in one transaction at a time.")));
+	if (result == LEASE_STALE && !missing_ok)
+		stale_handle(id);
+	return result == LEASE_OK;
+}
+
+static bool
+delete_message(text *handle, bool missing_ok)
+{
+	Receipt		receipt = receipt_from_text(handle);
+
+	if (!succeeded(lease_mark_deleting(&receipt), receipt.id, missing_ok))
+		return false;
+	/* Someone deleted the row itself, and not by its handle. */
+	if (!outbox_delete(receipt.id))
+		return succeeded(LEASE_STALE, receipt.id, missing_ok);
+	return true;
+}
+
+Datum
+taskoutbox_delete(PG_FUNCTION_ARGS)
+{
+	require_preload("delete");
+	PreventCommandIfReadOnly("taskoutbox.delete()");
+	PreventCommandIfParallelMode("taskoutbox.delete()");
+	check_not_null("receipt_handle", fcinfo, 0);
+
+	PG_RETURN_BOOL(delete_message(PG_GETARG_TEXT_PP(0), !PG_ARGISNULL(1) && PG_GETARG_BOOL(1)));
+}
+
+Datum
+taskoutbox_delete_array(PG_FUNCTION_ARGS)
+{
+	bool		missing_ok = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
+	Datum	   *handles;
+	bool	   *nulls;
+	int			n;
+	int			deleted = 0;
+
+	require_preload("delete");
+	PreventCommandIfReadOnly("taskoutbox.delete()");
+	PreventCommandIfParallelMode("taskoutbox.delete()");
+	check_not_null("receipt_handles", fcinfo, 0);
+
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT,
+					  &handles, &nulls, &n);
+	for (int i = 0; i < n; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_TASKOUTBOX_MISSING),
+					 errmsg("receipt_handles must not contain nulls")));
+		CHECK_FOR_INTERRUPTS();
+		deleted += delete_message(DatumGetTextPP(handles[i]), missing_ok);
+	}
+	PG_RETURN_INT32(deleted);
+}
+
+Datum
+taskoutbox_change_visibility(PG_FUNCTION_ARGS)
+{
+	Receipt		receipt;
+	int64		visibility_timeout;
+	bool		has_error = !PG_ARGISNULL(2);
+
+	require_preload("change_visibility");
+	if (has_error)
+		PreventCommandIfReadOnly("taskoutbox.change_visibility()");
+	PreventCommandDuringRecovery("taskoutbox.change_visibility()");
+	PreventCommandIfParallelMode("taskoutbox.change_visibility()");
+	check_not_null("receipt_handle", fcinfo, 0);
+	check_not_null("visibility_timeout", fcinfo, 1);
+	receipt = receipt_from_text(PG_GETARG_TEXT_PP(0));
+	visibility_timeout = interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(1),
+										   0, VISIBILITY_MAX, "between 0 and 12 hours");
+
+	/* First the error, so that it is there when the message comes back. */
+	if (has_error)
+	{
+		char	   *error = text_to_cstring(PG_GETARG_TEXT_PP(2));
+
+		error[pg_mbcliplen(error, strlen(error), LAST_ERROR_BYTES)] = '\0';
+		(void) succeeded(lease_touch(&receipt), receipt.id, false);
+		(void) outbox_set_error(receipt.id, error);
+	}
+	(void) succeeded(lease_change(&receipt, GetCurrentTimestamp() + visibility_timeout),
+					 receipt.id, false);
+	PG_RETURN_BOOL(true);
+}

@@ -1,0 +1,303 @@
+/*
+ * embedded.c
+ *	  The embedded queue: the relay's side.
+ *
+ * The relay keeps the heads of ready lanes on offer in shared memory, so that
+ * receive takes them without waiting for anyone. To deliver a lane is to offer
+ * its first messages; they are out until each of them is known to be done or
+ * back. For that the relay looks at what the ring of ended ids names, and at
+ * leases whose time is up: at the lease first, then at the row, with a dirty
+ * snapshot. Gone: done. Being changed by an open transaction: still out. There:
+ * back, and if a consumer had it, counted, and after max_receive_count times
+ * moved to the dead letters.
+ */
+#include "taskoutbox.h"
+#include "backend.h"
+
+#include "access/xact.h"
+#include "storage/lwlock.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "lane.h"
+#include "lease.h"
+#include "outbox.h"
+#include "shared.h"
+
+/* A lane is offered for one receive, of as many messages as receives ask for. */
+#define LANE_OFFER_MAX 10
+
+/* How often to look at a row that an open transaction changes. */
+#define BUSY_RETRY (500 * INT64CONST(1000))
+
+static const char *const too_many_receives = "received max_receive_count times without being deleted";
+
+/* Lanes that are out because someone changes a row, and when to look again. */
+static int	nbusy = 0;
+static TimestampTz busy_retry = DT_NOEND;
+
+/* Whether the lane's offer is still there: it is taken as a whole. */
+static bool
+is_on_offer(Lane *lane)
+{
+	bool		result;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	result = lane->queue->slot->taken < lane->offer_end;
+	LWLockRelease(shared->lease_lock);
+
+	return result;
+}
+
+static void
+embedded_start(DatabaseSlot *db, OutboxReader *reader)
+{
+	int64	   *ids;
+	int			n;
+
+	/* What the last relay offered and nobody took is not out. */
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < taskoutbox_max_queues; i++)
+		db->queues[i].offered = db->queues[i].taken = 0;
+	LWLockRelease(shared->lease_lock);
+
+	n = lease_list(db, DT_NOEND, &ids);
+	for (int i = 0; i < n; i++)
+	{
+		if (outbox_lookup(reader, ids[i]))
+		{
+			OutboxRow	row = outbox_row(reader);
+
+			lanes_accept(&row, true);
+		}
+		else
+			lease_drop(db->dboid, ids[i]);
+	}
+	pfree(ids);
+}
+
+/*
+ * A message is back. Count it if a consumer had it, and bury it if that was once
+ * too often. Returns what is true of the row then; BUSY when someone has it.
+ */
+static OutboxFate
+settle_returned(Message *message, const OutboxRow *row)
+{
+	Queue	   *queue = message->lane->queue;
+	int			receive_count = row->receive_count + 1;
+
+	if (!message->came_back)
+		return OUTBOX_HERE;
+
+	if (receive_count >= queue->settings.max_receive_count)
+	{
+		if (!outbox_bury(message->id, receive_count, too_many_receives))
+			return OUTBOX_BUSY;
+		queue->slot->dead_lettered++;
+		return OUTBOX_GONE;
+	}
+	if (!outbox_count_receive(message->id, receive_count))
+		return OUTBOX_BUSY;
+	queue->slot->retried++;
+	message->is_attempted = true;
+	message->came_back = false;
+	return OUTBOX_HERE;
+}
+
+/*
+ * Look at the messages of a lane that are out. With look_at_all the rows of held
+ * leases, too: an id that ended was lost.
+ */
+static void
+settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, bool look_at_all)
+{
+	int			still_out = 0;
+	int			left = lane->nout;
+	dlist_node *next;
+
+	if (lane->nout == 0 || is_on_offer(lane))
+		return;
+
+	nbusy -= lane->is_busy;
+	lane->is_busy = false;
+	next = dlist_head_node(&lane->messages);
+	for (int i = 0; i < left; i++)
+	{
+		dlist_node *node = next;
+		Message    *message = dlist_container(Message, in_lane, node);
+		LeaseState	state = lease_check(db->dboid, message->id, now);
+		OutboxRow	row;
+		OutboxFate	fate;
+
+		next = dlist_has_next(&lane->messages, node) ? dlist_next_node(&lane->messages, node) : NULL;
+
+		if (state == LEASE_EXPIRED)
+			message->came_back = true;
+		if (state == LEASE_HELD && !look_at_all)
+		{
+			still_out++;
+			continue;
+		}
+
+		fate = outbox_look(dirty, message->id, &row);
+		if (state == LEASE_HELD)
+		{
+			if (fate != OUTBOX_GONE)
+			{
+				still_out++;
+				continue;
+			}
+			lease_drop(db->dboid, message->id);
+		}
+
+		if (fate == OUTBOX_GONE)
+			lane->queue->slot->delivered++;
+		else if (fate == OUTBOX_HERE)
+			fate = settle_returned(message, &row);
+
+		if (fate == OUTBOX_BUSY)
+		{
+			still_out++;
+			lane->is_busy = true;
+		}
+		else if (fate == OUTBOX_GONE || row.queue != lane->queue->settings.key)
+		{
+			lanes_remove(message);
+			lane->nout--;
+			/* Its owner may have moved the row to another queue. */
+			if (fate == OUTBOX_HERE)
+				lanes_accept(&row, false);
+		}
+	}
+	nbusy += lane->is_busy;
+
+	if (still_out == 0)
+		lanes_return(lane);
+}
+
+static TimestampTz
+embedded_settle(DatabaseSlot *db)
+{
+	static IdRun *runs = NULL;
+	int			nruns;
+	int64		sweep;
+	bool		look_at_all;
+	bool		look_at_busy;
+	TimestampTz now = GetCurrentTimestamp();
+	OutboxReader *dirty;
+
+	if (runs == NULL)
+		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_ring_size * sizeof(IdRun));
+
+	nruns = ring_pop(db, &db->ended, runs, &sweep);
+	SpinLockAcquire(&db->mutex);
+	look_at_all = db->check_leases || sweep != NO_SWEEP;
+	db->check_leases = false;
+	SpinLockRelease(&db->mutex);
+
+	dirty = outbox_begin_dirty();
+
+	for (int i = 0; i < nruns; i++)
+	{
+		for (int64 id = runs[i].first; id <= runs[i].last; id++)
+		{
+			Message    *message = lanes_find(id);
+
+			if (message)
+				settle_lane(db, message->lane, dirty, now, false);
+		}
+	}
+
+	if (db->next_expiry <= now)
+	{
+		int64	   *ids;
+		int			n = lease_list(db, now, &ids);
+
+		for (int i = 0; i < n; i++)
+		{
+			Message    *message = lanes_find(ids[i]);
+
+			if (message)
+				settle_lane(db, message->lane, dirty, now, false);
+			else
+				(void) lease_check(db->dboid, ids[i], now);
+		}
+		pfree(ids);
+	}
+
+	/* An id was lost, or rows were busy: look at every lane that may be back. */
+	look_at_busy = nbusy > 0 && now >= busy_retry;
+	for (int i = 0; i < lane_nqueues && (look_at_all || look_at_busy); i++)
+	{
+		dlist_mutable_iter iter;
+
+		dlist_foreach_modify(iter, &lane_queues[i].out)
+		{
+			Lane	   *lane = dlist_container(Lane, in_queue, iter.cur);
+
+			if (look_at_all || lane->is_busy)
+				settle_lane(db, lane, dirty, now, look_at_all);
+		}
+	}
+	outbox_end(dirty);
+
+	if (nbusy == 0)
+		busy_retry = DT_NOEND;
+	else if (look_at_busy || busy_retry == DT_NOEND)
+		busy_retry = now + BUSY_RETRY;
+	return Min(busy_retry, db->next_expiry);
+}
+
+static int
+embedded_room(Queue *queue)
+{
+	int			room;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	room = OFFERS_PER_QUEUE - (int) (queue->slot->offered - queue->slot->taken);
+	LWLockRelease(shared->lease_lock);
+
+	return room;
+}
+
+static void
+embedded_deliver(Queue *queue, Lane *lane, int room)
+{
+	QueueSlot  *slot = queue->slot;
+	dlist_iter	iter;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	room = Min(room, Max(1, Min(slot->wanted, LANE_OFFER_MAX)));
+	dlist_foreach(iter, &lane->messages)
+	{
+		int64		id = dlist_container(Message, in_lane, iter.cur)->id;
+
+		if (lane->nout == room)
+			break;
+		slot->offers[slot->offered++ % OFFERS_PER_QUEUE] = lane->nout == 0 ? id : -id;
+		lane->nout++;
+	}
+	lane->offer_end = slot->offered;
+	LWLockRelease(shared->lease_lock);
+}
+
+const Backend embedded_backend = {
+	.name = "embedded",
+	.start = embedded_start,
+	.settle = embedded_settle,
+	.room = embedded_room,
+	.deliver = embedded_deliver
+};
+
+const Backend *
+backend_by_name(const char *name)
+{
+	static const Backend *const backends[] = {&embedded_backend};
+
+	for (int i = 0; i < lengthof(backends); i++)
+	{
+		if (strcmp(backends[i]->name, name) == 0)
+			return backends[i];
+	}
+	return NULL;
+}

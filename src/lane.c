@@ -1,0 +1,507 @@
+/*
+ * lane.c
+ *	  The order of delivery, in the relay's memory.
+ *
+ * A group is a lane: a list of messages of which only the first ones can be
+ * out, and only once at a time. Messages without a group wait in one list, and
+ * each becomes a lane of its own when its turn comes. Lanes that have something
+ * to deliver take turns, so that a busy group hides no other.
+ *
+ * Memory is bounded. A lane holds up to LANE_MESSAGES, a queue its share of
+ * taskoutbox.relay_memory; what does not fit is left behind in the table, and
+ * only the smallest such id remembered (LeftBehind). As long as something of a
+ * lane is left behind, all that comes later is, too, so nothing overtakes. When
+ * there is room again the mark is forgotten and the table read from there, in
+ * the order of ids, under one snapshot: what fits is taken in, and the first
+ * that does not fit sets the mark again.
+ */
+#include "taskoutbox.h"
+#include "lane.h"
+
+#include "common/hashfn.h"
+#include "utils/memutils.h"
+
+#define LANE_MESSAGES 1000
+
+/* What a message, and a lane, takes with its part of a hash table. */
+#define MESSAGE_BYTES ((int64) (sizeof(Message) + 2 * sizeof(MessageEntry)))
+#define LANE_BYTES ((int64) (sizeof(Lane) + 2 * sizeof(LaneEntry)))
+
+typedef struct MessageEntry
+{
+	int64		id;
+	Message    *message;
+	char		status;
+} MessageEntry;
+
+#define SH_PREFIX known
+#define SH_ELEMENT_TYPE MessageEntry
+#define SH_KEY_TYPE int64
+#define SH_KEY id
+#define SH_HASH_KEY(tb, key) ((uint32) murmurhash64_of(key))
+#define SH_EQUAL(tb, a, b) ((a) == (b))
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+
+static inline uint64
+murmurhash64_of(uint64 h)
+{
+	h ^= h >> 33;
+	h *= UINT64CONST(0xff51afd7ed558ccd);
+	h ^= h >> 33;
+	return h;
+}
+
+#include "lib/simplehash.h"
+
+typedef struct LaneEntry
+{
+	uint64		key;
+	Lane	   *lane;
+	char		status;
+} LaneEntry;
+
+#define SH_PREFIX grouped
+#define SH_ELEMENT_TYPE LaneEntry
+#define SH_KEY_TYPE uint64
+#define SH_KEY key
+#define SH_HASH_KEY(tb, key) ((uint32) ((key) ^ ((key) >> 32)))
+#define SH_EQUAL(tb, a, b) ((a) == (b))
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+Queue	   *lane_queues = NULL;
+int			lane_nqueues = 0;
+
+static known_hash *known = NULL;
+static grouped_hash *grouped = NULL;
+static MemoryContext message_context;
+static MemoryContext lane_context;
+static int64 nmessages = 0;
+static int64 nlanes = 0;
+
+/* Rows of queues that do not exist: where they begin. */
+static LeftBehind orphans = {NO_SWEEP};
+static bool queues_added = false;
+
+/* Passes are counted so that what is left behind is counted once. */
+static uint64 pass = 1;
+static int64 highest_id = 0;	/* of all that was ever passed to us */
+static int64 highest_before_pass = 0;	/* when the table is read: up to here again */
+
+void
+lanes_init(void)
+{
+	message_context = SlabContextCreate(TopMemoryContext, "taskoutbox messages",
+										SLAB_DEFAULT_BLOCK_SIZE, sizeof(Message));
+	lane_context = SlabContextCreate(TopMemoryContext, "taskoutbox lanes",
+									 SLAB_DEFAULT_BLOCK_SIZE, sizeof(Lane));
+	known = known_create(TopMemoryContext, 256, NULL);
+	grouped = grouped_create(TopMemoryContext, 256, NULL);
+	lane_queues = MemoryContextAllocZero(TopMemoryContext, taskoutbox_max_queues * sizeof(Queue));
+}
+
+static void
+lane_init(Lane *lane, Queue *queue, uint64 key)
+{
+	memset(lane, 0, sizeof(Lane));
+	lane->queue = queue;
+	lane->key = key;
+	lane->left.from = NO_SWEEP;
+	dlist_init(&lane->messages);
+}
+
+bool
+lanes_set_queues(DatabaseSlot *db)
+{
+	const QueueSettings *list;
+	int			n = Min(queue_list(&list), taskoutbox_max_queues);
+
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		bool		found = false;
+
+		for (int j = 0; j < n; j++)
+			found |= list[j].key == lane_queues[i].settings.key;
+		if (!found)
+			return false;
+	}
+
+	for (int i = 0; i < n; i++)
+	{
+		Queue	   *queue = lanes_queue(list[i].key);
+
+		if (queue == NULL)
+		{
+			queue = &lane_queues[lane_nqueues];
+			lane_init(&queue->loose, queue, 0);
+			dlist_init(&queue->messages);
+			dlist_init(&queue->ready);
+			dlist_init(&queue->out);
+			dlist_init(&queue->hungry);
+			queue->left.from = NO_SWEEP;
+			queue->slot = queue_slot_assign(db, list[i].key);
+			lane_nqueues++;
+			queues_added = true;
+		}
+		queue->settings = list[i];
+		queue->settings.name = queue->settings.backend = NULL;	/* not ours to keep */
+		queue->backend = backend_by_name(list[i].backend);
+		if (queue->backend == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_TASKOUTBOX_RANGE),
+					 errmsg("backend \"%s\" of queue \"%s\" is not known",
+							list[i].backend, list[i].name)));
+	}
+	return true;
+}
+
+Queue *
+lanes_queue(uint64 key)
+{
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		if (lane_queues[i].settings.key == key)
+			return &lane_queues[i];
+	}
+	return NULL;
+}
+
+Message *
+lanes_find(int64 id)
+{
+	MessageEntry *entry = known_lookup(known, id);
+
+	return entry ? entry->message : NULL;
+}
+
+int64
+lanes_memory(void)
+{
+	return nmessages * MESSAGE_BYTES + nlanes * LANE_BYTES;
+}
+
+int64
+lanes_message_count(void)
+{
+	return nmessages;
+}
+
+int64
+lanes_group_count(void)
+{
+	return grouped->members;
+}
+
+int64
+lanes_orphan_count(void)
+{
+	return orphans.count;
+}
+
+/* Queues share the memory evenly: one without consumers starves no other. */
+static int64
+share(void)
+{
+	return taskoutbox_relay_memory * INT64CONST(1024) / lane_nqueues;
+}
+
+static bool
+has_room(Queue *queue, int parts_of_two)
+{
+	return queue->nmessages * MESSAGE_BYTES + queue->nlanes * LANE_BYTES <
+		share() * parts_of_two / 2;
+}
+
+/* With little memory, a lane gets a small part of it. */
+static int
+lane_limit(void)
+{
+	return Max(8, Min(LANE_MESSAGES, share() / MESSAGE_BYTES / 16));
+}
+
+static void
+leave_behind(LeftBehind *left, int64 id)
+{
+	/* In a pass, what was counted before is seen again. */
+	if (left->from == NO_SWEEP)
+		left->pass = pass;
+	if (left->pass == pass || id > highest_before_pass)
+		left->count++;
+	left->from = Min(left->from, id);
+}
+
+static void
+make_ready(Lane *lane)
+{
+	lane->is_ready = true;
+	dlist_push_tail(&lane->queue->ready, &lane->in_queue);
+}
+
+/* Nothing of the lane is out: it waits for its turn, or is not needed. */
+static void
+lane_rest(Lane *lane)
+{
+	if (lane->nmessages > 0)
+		make_ready(lane);
+	else if (lane->left.from == NO_SWEEP)
+	{
+		if (lane->key != 0)
+			grouped_delete(grouped, lane->key);
+		lane->queue->nlanes--;
+		nlanes--;
+		pfree(lane);
+	}
+}
+
+static Lane *
+lane_create(Queue *queue, uint64 key)
+{
+	Lane	   *lane = MemoryContextAlloc(lane_context, sizeof(Lane));
+
+	lane_init(lane, queue, key);
+	queue->nlanes++;
+	nlanes++;
+	return lane;
+}
+
+static Lane *
+lane_of_group(Queue *queue, uint64 key, bool create)
+{
+	bool		found;
+	LaneEntry  *entry;
+
+	if (key == 0)
+		return &queue->loose;
+	if (!create)
+	{
+		entry = grouped_lookup(grouped, key);
+		return entry ? entry->lane : NULL;
+	}
+	entry = grouped_insert(grouped, key, &found);
+	if (!found)
+		entry->lane = lane_create(queue, key);
+	return entry->lane;
+}
+
+/*
+ * Put a message into a lane: at the end, or, when it was given out before, in
+ * the order of ids among the others that were. The part that is out grows when
+ * the message is put into it, or is out itself.
+ */
+static void
+lane_put(Lane *lane, Message *message, bool is_out)
+{
+	dlist_iter	iter;
+	int			position = 0;
+	bool		done = false;
+
+	message->lane = lane;
+	lane->nmessages++;
+	if (message->is_attempted && lane->key != 0)
+	{
+		dlist_foreach(iter, &lane->messages)
+		{
+			Message    *other = dlist_container(Message, in_lane, iter.cur);
+
+			if (!other->is_attempted || other->id > message->id)
+			{
+				dlist_insert_before(iter.cur, &message->in_lane);
+				done = true;
+				break;
+			}
+			position++;
+		}
+	}
+	if (!done)
+		dlist_push_tail(&lane->messages, &message->in_lane);
+
+	if (position < lane->nout)
+		lane->nout++;
+	else if (is_out)
+		lane->nout = position + 1;
+}
+
+void
+lanes_accept(const OutboxRow *row, bool is_out)
+{
+	Queue	   *queue;
+	Lane	   *lane;
+	Message    *message;
+	bool		found;
+	bool		is_attempted = is_out || row->receive_count > 0;
+	bool		was_out;
+
+	highest_id = Max(highest_id, row->id);
+	if (lanes_find(row->id))
+		return;
+	queue = lanes_queue(row->queue);
+	if (queue == NULL)
+	{
+		leave_behind(&orphans, row->id);
+		return;
+	}
+
+	/* What was given out goes first in its group, so it cannot be left behind. */
+	lane = lane_of_group(queue, row->group, false);
+	if (!is_out && !(is_attempted && row->group != 0))
+	{
+		LeftBehind *left = NULL;
+
+		if (queue->left.from != NO_SWEEP)
+			left = &queue->left;
+		else if (lane && lane->left.from != NO_SWEEP)
+			left = &lane->left;
+		else if (lane && row->group != 0 && lane->nmessages >= lane_limit())
+			left = &lane->left;
+		else if (!has_room(queue, 2))
+			left = &queue->left;
+		if (left)
+		{
+			int64		count = left->count;
+
+			leave_behind(left, row->id);
+			if (left != &queue->left)
+				queue->nlanes_left += left->count - count;
+			return;
+		}
+	}
+
+	if (is_out && row->group == 0)
+		lane = lane_create(queue, 0);
+	else if (lane == NULL)
+		lane = lane_of_group(queue, row->group, true);
+
+	message = MemoryContextAllocZero(message_context, sizeof(Message));
+	message->id = row->id;
+	message->is_attempted = is_attempted;
+	was_out = lane->nout > 0;
+	lane_put(lane, message, is_out);
+	dlist_push_tail(&queue->messages, &message->in_queue);
+	queue->nmessages++;
+	nmessages++;
+	known_insert(known, row->id, &found)->message = message;
+
+	if (is_out && !was_out)
+	{
+		if (lane->is_ready)
+			dlist_delete(&lane->in_queue);
+		lane->is_ready = false;
+		dlist_push_tail(&queue->out, &lane->in_queue);
+	}
+	else if (!lane->is_ready && lane->nout == 0)
+		make_ready(lane);
+}
+
+int64
+lanes_begin_pass(void)
+{
+	int64		from = NO_SWEEP;
+
+	pass++;
+	highest_before_pass = 0;
+	if (queues_added)
+	{
+		from = orphans.from;
+		orphans.from = NO_SWEEP;
+		orphans.count = 0;
+		queues_added = false;
+	}
+
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		Queue	   *queue = &lane_queues[i];
+		dlist_mutable_iter iter;
+
+		if (queue->left.from != NO_SWEEP && has_room(queue, 1))
+		{
+			from = Min(from, queue->left.from);
+			queue->left.from = NO_SWEEP;
+			queue->left.count = 0;
+		}
+
+		dlist_foreach_modify(iter, &queue->hungry)
+		{
+			Lane	   *lane = dlist_container(Lane, in_hungry, iter.cur);
+
+			dlist_delete(&lane->in_hungry);
+			lane->is_hungry = false;
+			if (queue->left.from == NO_SWEEP)
+				from = Min(from, lane->left.from);
+			else
+			{
+				/* The queue's own turn will find them. */
+				queue->left.from = Min(queue->left.from, lane->left.from);
+				queue->left.count += lane->left.count;
+			}
+			queue->nlanes_left -= lane->left.count;
+			lane->left.from = NO_SWEEP;
+			lane->left.count = 0;
+			if (lane->nmessages == 0)
+				lane_rest(lane);
+		}
+	}
+	return from;
+}
+
+void
+lanes_begin_scan(void)
+{
+	highest_before_pass = highest_id;
+}
+
+Lane *
+lanes_next(Queue *queue)
+{
+	Lane	   *lane;
+
+	if (dlist_is_empty(&queue->ready))
+		return NULL;
+	lane = dlist_container(Lane, in_queue, dlist_pop_head_node(&queue->ready));
+	lane->is_ready = false;
+
+	if (lane == &queue->loose)
+	{
+		Message    *message = dlist_container(Message, in_lane,
+											  dlist_pop_head_node(&lane->messages));
+
+		if (--lane->nmessages > 0)
+			make_ready(lane);
+		lane = lane_create(queue, 0);
+		lane_put(lane, message, false);
+	}
+	dlist_push_tail(&queue->out, &lane->in_queue);
+	return lane;
+}
+
+void
+lanes_remove(Message *message)
+{
+	Lane	   *lane = message->lane;
+	Queue	   *queue = lane->queue;
+
+	dlist_delete(&message->in_lane);
+	dlist_delete(&message->in_queue);
+	known_delete(known, message->id);
+	pfree(message);
+	lane->nmessages--;
+	queue->nmessages--;
+	nmessages--;
+
+	if (lane->left.from != NO_SWEEP && !lane->is_hungry && lane->nmessages <= lane_limit() / 4)
+	{
+		lane->is_hungry = true;
+		dlist_push_tail(&queue->hungry, &lane->in_hungry);
+	}
+}
+
+void
+lanes_return(Lane *lane)
+{
+	dlist_delete(&lane->in_queue);
+	lane->nout = 0;
+	lane_rest(lane);
+}

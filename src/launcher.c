@@ -1,0 +1,483 @@
+/*
+ * launcher.c
+ *	  One launcher for the cluster keeps one relay per database that has the
+ *	  extension.
+ *
+ * Only a connection to a database can tell whether the extension is there. So
+ * the launcher, which sees shared catalogs alone, starts a relay in each
+ * database once; a relay that finds no extension frees its slot and exits, and
+ * is not started again until CREATE EXTENSION or CREATE DATABASE commits there:
+ * a hook notes those, and the commit sets the launcher's latch. A relay that
+ * ends is started again at once, after errors with a growing delay. The slots
+ * are in shared memory: a new launcher finds the relays that run, and theirs.
+ */
+#include "taskoutbox.h"
+#include "launcher.h"
+
+#include "access/heapam.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
+#include "commands/extension.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "lease.h"
+
+/* A start that is not seen through by then is tried again. */
+#define START_TIMEOUT (30 * USECS_PER_SEC)
+
+/* Delays after errors: 1 s, doubled each time, up to 60 s. */
+#define DELAY_MAX_SECONDS 60
+
+/* A relay without an error for this long has recovered. */
+#define HEALTHY_AFTER (5 * 60 * USECS_PER_SEC)
+
+/* With too few worker slots, look again this often. */
+#define NO_WORKER_RETRY_MS 5000
+
+static object_access_hook_type prev_object_access_hook = NULL;
+
+/*
+ * Hooks, in backends: what may need a relay, or need it no longer
+ */
+
+static Oid	probe_at_commit = InvalidOid;
+static bool check_extension_at_commit = false;
+
+static void
+launcher_object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, void *arg)
+{
+	if (prev_object_access_hook)
+		prev_object_access_hook(access, classId, objectId, subId, arg);
+
+	if (access == OAT_POST_CREATE && classId == ExtensionRelationId)
+		probe_at_commit = MyDatabaseId;
+	else if (access == OAT_POST_CREATE && classId == DatabaseRelationId)
+		probe_at_commit = objectId;
+	else if (access == OAT_DROP && classId == ExtensionRelationId)
+		check_extension_at_commit = true;
+}
+
+static void
+launcher_xact_callback(XactEvent event, void *arg)
+{
+	if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_ABORT)
+		return;
+
+	if (event == XACT_EVENT_COMMIT && OidIsValid(probe_at_commit))
+	{
+		SpinLockAcquire(&shared->mutex);
+		if (shared->nprobes < PROBES_MAX)
+			shared->probes[shared->nprobes] = probe_at_commit;
+		shared->nprobes++;
+		SpinLockRelease(&shared->mutex);
+		wake_launcher();
+	}
+	if (event == XACT_EVENT_COMMIT && check_extension_at_commit)
+	{
+		DatabaseSlot *db = database_slot(MyDatabaseId);
+
+		if (db)
+		{
+			SpinLockAcquire(&db->mutex);
+			db->check_extension = true;
+			SpinLockRelease(&db->mutex);
+			wake_relay(db);
+		}
+	}
+	probe_at_commit = InvalidOid;
+	check_extension_at_commit = false;
+}
+
+void
+launcher_init(void)
+{
+	BackgroundWorker worker = {0};
+
+	prev_object_access_hook = object_access_hook;
+	object_access_hook = launcher_object_access;
+	RegisterXactCallback(launcher_xact_callback, NULL);
+
+	/* pg_upgrade runs both clusters in this mode: nothing may happen there. */
+	if (IsBinaryUpgrade)
+		return;
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = 1;
+	strlcpy(worker.bgw_library_name, "taskoutbox", sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "taskoutbox_launcher_main", sizeof(worker.bgw_function_name));
+	strlcpy(worker.bgw_name, "taskoutbox launcher", sizeof(worker.bgw_name));
+	strlcpy(worker.bgw_type, "taskoutbox launcher", sizeof(worker.bgw_type));
+	RegisterBackgroundWorker(&worker);
+}
+
+/*
+ * The slot, as its relay sees it
+ */
+
+static DatabaseSlot *claimed = NULL;
+
+/* In before_shmem_exit, so that the latch is never one of a process that ended. */
+static void
+relay_slot_leave(int code, Datum arg)
+{
+	DatabaseSlot *db = claimed;
+
+	SpinLockAcquire(&db->mutex);
+	db->relay_latch = NULL;
+	db->relay_pid = 0;
+	db->since = db->restart_at = GetCurrentTimestamp();
+	if (OidIsValid(db->dboid))
+	{
+		if (db->state == RELAY_STARTING)
+			db->failures++;		/* it could not even connect */
+		db->state = RELAY_STOPPED;
+		if (db->failures > 0)
+			db->restart_at += USECS_PER_SEC *
+				Min(DELAY_MAX_SECONDS, 1 << Min(db->failures - 1, 10));
+	}
+	SpinLockRelease(&db->mutex);
+
+	wake_launcher();
+}
+
+DatabaseSlot *
+relay_slot_claim(int index)
+{
+	DatabaseSlot *db = &shared->databases[index];
+	bool		is_mine = false;
+
+	SpinLockAcquire(&db->mutex);
+	if (db->state == RELAY_STARTING && db->relay_pid == 0)
+	{
+		db->relay_pid = MyProcPid;
+		is_mine = true;
+	}
+	SpinLockRelease(&db->mutex);
+
+	if (!is_mine)
+		return NULL;
+	claimed = db;
+	before_shmem_exit(relay_slot_leave, (Datum) 0);
+	return db;
+}
+
+void
+relay_slot_free(DatabaseSlot *db)
+{
+	SpinLockAcquire(&db->mutex);
+	if (!db->probe_again)
+	{
+		db->dboid = InvalidOid;
+		db->state = RELAY_NONE;
+	}
+	db->probe_again = false;
+	SpinLockRelease(&db->mutex);
+}
+
+void
+relay_slot_report(DatabaseSlot *db, bool good)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	SpinLockAcquire(&db->mutex);
+	if (!good)
+		db->failures = now - db->since > HEALTHY_AFTER ? 1 : db->failures + 1;
+	else if (db->state != RELAY_RUNNING)
+	{
+		db->state = RELAY_RUNNING;
+		db->since = now;
+		db->relay_latch = MyLatch;
+	}
+	SpinLockRelease(&db->mutex);
+}
+
+/*
+ * The launcher
+ */
+
+/* Databases where a relay should look for the extension. */
+static List *to_probe = NIL;
+static bool no_worker_reported = false;
+static bool no_slot_reported = false;
+
+static void
+launcher_leave(int code, Datum arg)
+{
+	SpinLockAcquire(&shared->mutex);
+	shared->launcher_latch = NULL;
+	shared->launcher_pid = 0;
+	SpinLockRelease(&shared->mutex);
+}
+
+static void
+add_probe(Oid dboid)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+
+	to_probe = list_append_unique_oid(to_probe, dboid);
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * Read pg_database: with the oid of one, whether it takes connections and is no
+ * template; with InvalidOid, remember all such databases for probing.
+ */
+static bool
+scan_databases(Oid wanted)
+{
+	Relation	rel;
+	TableScanDesc scan;
+	HeapTuple	tuple;
+	bool		found = false;
+
+	StartTransactionCommand();
+	(void) GetTransactionSnapshot();
+	rel = table_open(DatabaseRelationId, AccessShareLock);
+	scan = table_beginscan_catalog(rel, 0, NULL);
+	while ((tuple = heap_getnext(scan, ForwardScanDirection)) != NULL)
+	{
+		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+
+		if (!database->datallowconn || database->datistemplate)
+			continue;
+		if (database->oid == wanted)
+			found = true;
+		if (!OidIsValid(wanted))
+			add_probe(database->oid);
+	}
+	table_endscan(scan);
+	table_close(rel, AccessShareLock);
+	CommitTransactionCommand();
+
+	return found;
+}
+
+static void
+collect_probes(void)
+{
+	Oid			probes[PROBES_MAX];
+	int			n;
+
+	SpinLockAcquire(&shared->mutex);
+	n = shared->nprobes;
+	memcpy(probes, shared->probes, sizeof(probes));
+	shared->nprobes = 0;
+	SpinLockRelease(&shared->mutex);
+
+	if (n > PROBES_MAX)
+		scan_databases(InvalidOid);
+	for (int i = 0; i < Min(n, PROBES_MAX); i++)
+		add_probe(probes[i]);
+}
+
+static bool
+start_relay(DatabaseSlot *db)
+{
+	BackgroundWorker worker = {0};
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	worker.bgw_main_arg = Int32GetDatum(db - shared->databases);
+	strlcpy(worker.bgw_library_name, "taskoutbox", sizeof(worker.bgw_library_name));
+	strlcpy(worker.bgw_function_name, "taskoutbox_relay_main", sizeof(worker.bgw_function_name));
+	snprintf(worker.bgw_name, sizeof(worker.bgw_name), "taskoutbox relay of database %u", db->dboid);
+	strlcpy(worker.bgw_type, "taskoutbox relay", sizeof(worker.bgw_type));
+
+	if (RegisterDynamicBackgroundWorker(&worker, NULL))
+	{
+		no_worker_reported = false;
+		return true;
+	}
+	if (!no_worker_reported)
+		ereport(LOG,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("taskoutbox launcher: no free background worker slot for the relay of database %u",
+						db->dboid),
+				 errhint("Raise max_worker_processes; it takes effect at a server restart.")));
+	no_worker_reported = true;
+	return false;
+}
+
+/* Make a slot be about a database, as good as new. */
+static void
+slot_assign(DatabaseSlot *db, Oid dboid)
+{
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	memset(db->queues, 0, taskoutbox_max_queues * sizeof(QueueSlot));
+	db->next_expiry = DT_NOEND;
+	LWLockRelease(shared->lease_lock);
+
+	SpinLockAcquire(&db->mutex);
+	db->failures = 0;
+	db->restarts = -1;			/* the first start is none */
+	db->probe_again = false;
+	db->check_extension = false;
+	db->committed.popped = db->committed.pushed;
+	db->ended.popped = db->ended.pushed;
+	db->state = RELAY_STOPPED;
+	db->since = db->restart_at = GetCurrentTimestamp();
+	db->dboid = dboid;
+	SpinLockRelease(&db->mutex);
+}
+
+/* Give databases that wait for a probe a slot. */
+static void
+assign_slots(void)
+{
+	while (to_probe != NIL)
+	{
+		Oid			dboid = linitial_oid(to_probe);
+		DatabaseSlot *db = database_slot(dboid);
+
+		if (db != NULL)
+		{
+			/* If its relay is just about to leave, it is to come back. */
+			SpinLockAcquire(&db->mutex);
+			db->probe_again = true;
+			SpinLockRelease(&db->mutex);
+		}
+		for (int i = 0; db == NULL && i < taskoutbox_max_databases; i++)
+		{
+			if (shared->databases[i].state == RELAY_NONE)
+			{
+				db = &shared->databases[i];
+				slot_assign(db, dboid);
+			}
+		}
+		if (db == NULL)
+		{
+			/* A probe that finds nothing will make room. */
+			if (!no_slot_reported)
+				ereport(LOG,
+						(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+						 errmsg("taskoutbox launcher: all %d database slots are in use",
+								taskoutbox_max_databases),
+						 errhint("Raise taskoutbox.max_databases if more databases have the extension; it takes effect at a server restart.")));
+			no_slot_reported = true;
+			return;
+		}
+		to_probe = list_delete_first(to_probe);
+	}
+	no_slot_reported = false;
+}
+
+/* Start what is due; returns how long nothing will be, in milliseconds. */
+static long
+start_relays(void)
+{
+	long		timeout = -1;
+	int			starting = 0;
+
+	for (int i = 0; i < taskoutbox_max_databases; i++)
+	{
+		DatabaseSlot *db = &shared->databases[i];
+		TimestampTz now = GetCurrentTimestamp();
+		TimestampTz due;
+		RelayState	state;
+
+		SpinLockAcquire(&db->mutex);
+		/* A worker that ended before it claimed the slot leaves no trace. */
+		if (db->state == RELAY_STARTING && db->relay_pid == 0 &&
+			now - db->since > START_TIMEOUT)
+			db->state = RELAY_STOPPED;
+		state = db->state;
+		due = state == RELAY_STARTING ? db->since + START_TIMEOUT : db->restart_at;
+		SpinLockRelease(&db->mutex);
+
+		/* Few at a time: a cluster can have hundreds of databases. */
+		if (state == RELAY_STARTING && ++starting >= 4)
+			break;
+
+		if (state == RELAY_STOPPED && due <= now)
+		{
+			if (!scan_databases(db->dboid))
+			{
+				relay_slot_free(db);
+				continue;
+			}
+			SpinLockAcquire(&db->mutex);
+			db->state = RELAY_STARTING;
+			db->since = now;
+			db->restarts++;
+			SpinLockRelease(&db->mutex);
+			starting++;
+
+			if (!start_relay(db))
+			{
+				SpinLockAcquire(&db->mutex);
+				db->state = RELAY_STOPPED;
+				db->restart_at = now + NO_WORKER_RETRY_MS * INT64CONST(1000);
+				SpinLockRelease(&db->mutex);
+			}
+			due = db->state == RELAY_STARTING ? now + START_TIMEOUT : db->restart_at;
+		}
+		if (state == RELAY_STARTING || state == RELAY_STOPPED)
+		{
+			long		ms = TimestampDifferenceMilliseconds(now, due) + 1;
+
+			timeout = timeout < 0 ? ms : Min(timeout, ms);
+		}
+	}
+	return timeout;
+}
+
+void
+taskoutbox_launcher_main(Datum arg)
+{
+	uint32		wait_event;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+
+	before_shmem_exit(launcher_leave, (Datum) 0);
+	SpinLockAcquire(&shared->mutex);
+	shared->launcher_pid = MyProcPid;
+	shared->launcher_latch = MyLatch;
+	SpinLockRelease(&shared->mutex);
+
+	wait_event = COMPAT_WAIT_EVENT("TaskoutboxLauncherMain");
+	pgstat_report_appname("taskoutbox launcher");
+	scan_databases(InvalidOid);
+
+	for (;;)
+	{
+		long		timeout;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+
+		collect_probes();
+		assign_slots();
+		timeout = start_relays();
+
+		pgstat_report_activity(STATE_IDLE, NULL);
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout >= 0 ? WL_TIMEOUT : 0),
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+	}
+}

@@ -1,0 +1,456 @@
+/*
+ * lease.c
+ *	  Leases stand in one shared hash, so that neither a restart of the relay
+ *	  nor its being busy touches what consumers hold.
+ *
+ * A lease is born when a consumer takes an offer (one lock for both, so a
+ * message is offered, leased, or neither: never both) and ends in one of three
+ * ways: its deletion commits, its time is up, or it is given back. Only the
+ * relay ends a lease whose time is up, under the same lock under which a delete
+ * marks it before touching the row: so a message is never given out again while
+ * a delete that will succeed is under way, and no delete succeeds after it.
+ * Whatever ends a lease tells the relay by the ring of ended ids.
+ */
+#include "taskoutbox.h"
+#include "lease.h"
+#include "shared.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+/* What this transaction does to leases, to be finished when it ends. */
+typedef struct PendingLease
+{
+	int64		id;
+	bool		deleting;		/* else: only tell the relay to look */
+	SubTransactionId subxid;
+} PendingLease;
+
+static PendingLease *pending = NULL;
+static int	npending = 0;
+static int	pending_size = 0;
+
+static LeaseKey
+lease_key(Oid dboid, int64 id)
+{
+	LeaseKey	key = {.dboid = dboid,.padding = 0,.id = id};
+
+	return key;
+}
+
+static Lease *
+lease_find(Oid dboid, int64 id)
+{
+	LeaseKey	key = lease_key(dboid, id);
+
+	return hash_search(lease_hash, &key, HASH_FIND, NULL);
+}
+
+static void
+lease_remove(Oid dboid, int64 id)
+{
+	LeaseKey	key = lease_key(dboid, id);
+	bool		found;
+
+	hash_search(lease_hash, &key, HASH_REMOVE, &found);
+	if (found)
+		shared->nleases--;
+}
+
+/*
+ * Receipt handles
+ */
+
+char *
+receipt_to_text(const Receipt *receipt)
+{
+	char		hex[LEASE_SECRET_BYTES * 2 + 1];
+
+	hex_encode((const char *) receipt->secret, LEASE_SECRET_BYTES, hex);
+	hex[LEASE_SECRET_BYTES * 2] = '\0';
+	return psprintf(INT64_FORMAT "-%s", receipt->id, hex);
+}
+
+static int
+hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	if (c >= 'a' && c <= 'f')
+		return c - 'a' + 10;
+	return -1;
+}
+
+Receipt
+receipt_from_text(const text *handle)
+{
+	const char *at = VARDATA_ANY(handle);
+	int			len = VARSIZE_ANY_EXHDR(handle);
+	Receipt		receipt = {0};
+	int			i = 0;
+	bool		good;
+
+	while (i < len && i < 18 && at[i] >= '0' && at[i] <= '9')
+		receipt.id = receipt.id * 10 + (at[i++] - '0');
+	good = i > 0 && len - i == 1 + LEASE_SECRET_BYTES * 2 && at[i] == '-';
+	for (int j = 0; good && j < LEASE_SECRET_BYTES; j++)
+	{
+		int			high = hex_digit(at[i + 1 + 2 * j]);
+		int			low = hex_digit(at[i + 2 + 2 * j]);
+
+		good = high >= 0 && low >= 0;
+		receipt.secret[j] = (high << 4) | low;
+	}
+	if (!good)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_BAD_HANDLE),
+				 errmsg("malformed receipt handle"),
+				 errhint("Pass the receipt_handle of a message exactly as %s.receive returned it.",
+						 TASKOUTBOX_SCHEMA)));
+	return receipt;
+}
+
+/*
+ * Consumers
+ */
+
+int
+lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
+		   Receipt *receipts, bool *full)
+{
+	uint64		key = queue->key;
+	int			n = 0;
+	bool		wake;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+
+	queue->wanted = max;
+	while (n < max && queue->taken < queue->offered)
+	{
+		int64		id = queue->offers[queue->taken % OFFERS_PER_QUEUE];
+		LeaseKey	lkey = lease_key(MyDatabaseId, Abs(id));
+		Lease	   *lease;
+
+		if (shared->nleases >= taskoutbox_max_in_flight)
+		{
+			*full = true;
+			break;
+		}
+		queue->taken++;
+
+		lease = hash_search(lease_hash, &lkey, HASH_ENTER, NULL);
+		shared->nleases++;
+		receipts[n].id = lkey.id;
+		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
+		lease->until = until;
+		lease->deleter = 0;
+		lease->queue = key;
+		n++;
+	}
+
+	/* A lane is offered as a whole: what we leave of it, nobody else gets. */
+	while (n > 0 && queue->taken < queue->offered &&
+		   queue->offers[queue->taken % OFFERS_PER_QUEUE] < 0)
+		queue->taken++;
+
+	wake = queue->more && queue->offered - queue->taken < OFFERS_PER_QUEUE / 2;
+	if (n > 0 && until < db->next_expiry)
+	{
+		db->next_expiry = until;
+		wake = true;
+	}
+
+	LWLockRelease(shared->lease_lock);
+
+	if (wake)
+		wake_relay(db);
+	return n;
+}
+
+void
+lease_give_back(const Receipt *receipts, int n)
+{
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < n; i++)
+		lease_remove(MyDatabaseId, receipts[i].id);
+	LWLockRelease(shared->lease_lock);
+
+	for (int i = 0; i < n; i++)
+	{
+		IdRun		run = {receipts[i].id, receipts[i].id};
+
+		ring_push(MyDatabaseId, RING_ENDED, &run, 1, NO_SWEEP);
+	}
+}
+
+/* Find the lease that a receipt names, under the lock. */
+static LeaseResult
+lease_of_receipt(const Receipt *receipt, Lease **lease)
+{
+	*lease = lease_find(MyDatabaseId, receipt->id);
+	if (*lease == NULL ||
+		memcmp((*lease)->secret, receipt->secret, LEASE_SECRET_BYTES) != 0 ||
+		(*lease)->until <= GetCurrentTimestamp())
+		return LEASE_STALE;
+	if ((*lease)->deleter != 0)
+		return (*lease)->deleter == MyProcPid ? LEASE_STALE : LEASE_BEING_DELETED;
+	return LEASE_OK;
+}
+
+/* Make room first: what follows must not fail half-way. */
+static void
+pending_reserve(void)
+{
+	if (npending < pending_size)
+		return;
+	pending_size = Max(64, pending_size * 2);
+	if (pending == NULL)
+		pending = MemoryContextAlloc(TopMemoryContext, pending_size * sizeof(PendingLease));
+	else
+		pending = repalloc_huge(pending, pending_size * sizeof(PendingLease));
+}
+
+static void
+pending_add(int64 id, bool deleting)
+{
+	pending[npending].id = id;
+	pending[npending].deleting = deleting;
+	pending[npending].subxid = GetCurrentSubTransactionId();
+	npending++;
+}
+
+LeaseResult
+lease_mark_deleting(const Receipt *receipt)
+{
+	Lease	   *lease;
+	LeaseResult result;
+
+	pending_reserve();
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	result = lease_of_receipt(receipt, &lease);
+	if (result == LEASE_OK)
+		lease->deleter = MyProcPid;
+	LWLockRelease(shared->lease_lock);
+
+	if (result == LEASE_OK)
+		pending_add(receipt->id, true);
+	return result;
+}
+
+LeaseResult
+lease_change(const Receipt *receipt, TimestampTz until)
+{
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	Lease	   *lease;
+	LeaseResult result;
+	bool		wake = false;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	result = lease_of_receipt(receipt, &lease);
+	if (result == LEASE_OK)
+	{
+		lease->until = until;
+		if (db && until < db->next_expiry)
+		{
+			db->next_expiry = until;
+			wake = true;
+		}
+	}
+	LWLockRelease(shared->lease_lock);
+
+	if (wake)
+		wake_relay(db);
+	return result;
+}
+
+LeaseResult
+lease_touch(const Receipt *receipt)
+{
+	Lease	   *lease;
+	LeaseResult result;
+
+	pending_reserve();
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	result = lease_of_receipt(receipt, &lease);
+	LWLockRelease(shared->lease_lock);
+
+	if (result == LEASE_OK)
+		pending_add(receipt->id, false);
+	return result;
+}
+
+/*
+ * The end of a transaction, or of a subtransaction that is rolled back, for
+ * what was added from a point on: nothing here may fail.
+ */
+static void
+pending_finish(int from, bool committed)
+{
+	if (npending <= from)
+		return;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	for (int i = from; i < npending; i++)
+	{
+		Lease	   *lease;
+
+		if (!pending[i].deleting)
+			continue;
+		lease = lease_find(MyDatabaseId, pending[i].id);
+		if (lease == NULL || lease->deleter != MyProcPid)
+			continue;
+		if (committed)
+			lease_remove(MyDatabaseId, pending[i].id);
+		else
+			lease->deleter = 0;
+	}
+	LWLockRelease(shared->lease_lock);
+
+	for (int i = from; i < npending; i++)
+	{
+		IdRun		run = {pending[i].id, pending[i].id};
+
+		/* Neighbours, as a batch of one group is, make one entry. */
+		while (i + 1 < npending && pending[i + 1].id == run.last + 1)
+			run.last = pending[++i].id;
+		ring_push(MyDatabaseId, RING_ENDED, &run, 1, NO_SWEEP);
+	}
+	npending = from;
+}
+
+static void
+lease_xact_callback(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			pending_finish(0, true);
+			break;
+
+			/*
+			 * A prepared delete keeps its row locked: when the lease ends the
+			 * relay sees that, and COMMIT PREPARED makes it look again.
+			 */
+		case XACT_EVENT_PREPARE:
+		case XACT_EVENT_ABORT:
+			pending_finish(0, false);
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+lease_subxact_callback(SubXactEvent event, SubTransactionId mySubid,
+					   SubTransactionId parentSubid, void *arg)
+{
+	int			from = npending;
+
+	if (event != SUBXACT_EVENT_ABORT_SUB && event != SUBXACT_EVENT_COMMIT_SUB)
+		return;
+
+	while (from > 0 && pending[from - 1].subxid == mySubid)
+		from--;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		pending_finish(from, false);
+	else
+		for (int i = from; i < npending; i++)
+			pending[i].subxid = parentSubid;
+}
+
+void
+lease_init(void)
+{
+	RegisterXactCallback(lease_xact_callback, NULL);
+	RegisterSubXactCallback(lease_subxact_callback, NULL);
+}
+
+/*
+ * The relay
+ */
+
+LeaseState
+lease_check(Oid dboid, int64 id, TimestampTz now)
+{
+	Lease	   *lease;
+	LeaseState	state = LEASE_HELD;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	lease = lease_find(dboid, id);
+	if (lease == NULL)
+		state = LEASE_NONE;
+	else if (lease->deleter == 0 && lease->until <= now)
+	{
+		lease_remove(dboid, id);
+		state = LEASE_EXPIRED;
+	}
+	LWLockRelease(shared->lease_lock);
+
+	return state;
+}
+
+void
+lease_drop(Oid dboid, int64 id)
+{
+	Lease	   *lease;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	lease = lease_find(dboid, id);
+	if (lease && lease->deleter == 0)
+		lease_remove(dboid, id);
+	LWLockRelease(shared->lease_lock);
+}
+
+int
+lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids)
+{
+	HASH_SEQ_STATUS seq;
+	Lease	   *lease;
+	TimestampTz next = DT_NOEND;
+	int			n = 0;
+	int64	   *result;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	result = palloc((shared->nleases + 1) * sizeof(int64));
+	hash_seq_init(&seq, lease_hash);
+	while ((lease = hash_seq_search(&seq)) != NULL)
+	{
+		if (lease->key.dboid != db->dboid)
+			continue;
+
+		/* Past its time but being deleted: the end of that will tell us. */
+		if (lease->until > until)
+			next = Min(next, lease->until);
+		else if (lease->deleter == 0 || until == DT_NOEND)
+			result[n++] = lease->key.id;
+	}
+	db->next_expiry = next;
+	LWLockRelease(shared->lease_lock);
+
+	*ids = result;
+	return n;
+}
+
+int
+lease_count(Oid dboid, uint64 queue)
+{
+	HASH_SEQ_STATUS seq;
+	Lease	   *lease;
+	int			n = 0;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	hash_seq_init(&seq, lease_hash);
+	while ((lease = hash_seq_search(&seq)) != NULL)
+	{
+		if (lease->key.dboid == dboid && lease->queue == queue)
+			n++;
+	}
+	LWLockRelease(shared->lease_lock);
+
+	return n;
+}

@@ -1,0 +1,107 @@
+/*
+ * lease.h
+ *	  Leases: which messages are in flight, until when, and who may delete them.
+ */
+#ifndef TASKOUTBOX_LEASE_H
+#define TASKOUTBOX_LEASE_H
+
+#include "taskoutbox.h"
+#include "shared.h"
+
+#define LEASE_SECRET_BYTES 16
+
+typedef struct LeaseKey
+{
+	Oid			dboid;
+	uint32		padding;		/* always 0: the key is hashed as bytes */
+	int64		id;
+} LeaseKey;
+
+typedef struct Lease
+{
+	LeaseKey	key;
+	uint8		secret[LEASE_SECRET_BYTES];
+	TimestampTz until;			/* wall clock */
+	int			deleter;		/* pid of the open transaction that deletes, or 0 */
+	uint64		queue;			/* queue_key() */
+} Lease;
+
+/* What a receipt handle says: "<id>-<32 hexadecimal digits>". */
+typedef struct Receipt
+{
+	int64		id;
+	uint8		secret[LEASE_SECRET_BYTES];
+} Receipt;
+
+extern char *receipt_to_text(const Receipt *receipt);
+
+/* Error TO011 when the text is not a receipt handle. */
+extern Receipt receipt_from_text(const text *handle);
+
+typedef enum LeaseResult
+{
+	LEASE_OK,
+	LEASE_STALE,				/* ended, or given out again since */
+	LEASE_BEING_DELETED			/* by another open transaction */
+} LeaseResult;
+
+/* Registers the transaction callbacks; from _PG_init. */
+extern void lease_init(void);
+
+
+/*
+ * For consumers.
+ */
+
+/*
+ * Take up to max offered messages of a queue, hide them until the given time,
+ * and return their number. receipts has room for max and comes with secrets
+ * filled in. Sets *full when the leases of the cluster (taskoutbox.max_in_flight)
+ * are used up.
+ */
+extern int	lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
+					   Receipt *receipts, bool *full);
+
+/* Give messages back as if they had not been taken. */
+extern void lease_give_back(const Receipt *receipts, int n);
+
+/*
+ * Mark a message as being deleted by this transaction. To be called before the
+ * row is touched. Commit ends the lease, abort (of this subtransaction) and
+ * PREPARE clear the mark.
+ */
+extern LeaseResult lease_mark_deleting(const Receipt *receipt);
+
+/* Move the end of a lease; at once, whatever becomes of the transaction. */
+extern LeaseResult lease_change(const Receipt *receipt, TimestampTz until);
+
+/* This transaction changes the row: the relay is to look again when it ends. */
+extern LeaseResult lease_touch(const Receipt *receipt);
+
+
+/*
+ * For the relay, which is the only one to end leases that nobody deleted.
+ */
+typedef enum LeaseState
+{
+	LEASE_NONE,
+	LEASE_HELD,
+	LEASE_EXPIRED				/* and removed by this call */
+} LeaseState;
+
+extern LeaseState lease_check(Oid dboid, int64 id, TimestampTz now);
+
+/* End a lease whose row is gone, unless its deletion is still to be committed. */
+extern void lease_drop(Oid dboid, int64 id);
+
+/*
+ * The ids of a database's leases that end at or before the given time (DT_NOEND:
+ * all), in an array of the current memory context. Stores the earliest end of
+ * the others in db->next_expiry.
+ */
+extern int	lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids);
+
+/* Messages in flight in one queue. */
+extern int	lease_count(Oid dboid, uint64 queue);
+
+#endif							/* TASKOUTBOX_LEASE_H */

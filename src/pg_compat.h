@@ -1,0 +1,84 @@
+/*
+ * pg_compat.h
+ *	  Differences between the PostgreSQL majors that we build with (15 and
+ *	  later). Each one names the upstream change; no other file looks at
+ *	  PG_VERSION_NUM.
+ */
+#ifndef PG_COMPAT_H
+#define PG_COMPAT_H
+
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "executor/executor.h"
+#include "pgstat.h"
+#include "storage/proc.h"
+#include "utils/guc.h"
+
+#if PG_VERSION_NUM < 150000
+#error "taskoutbox needs PostgreSQL 15 or later"
+#endif
+
+/* 18: PG_MODULE_MAGIC_EXT shows name and version in pg_get_loaded_modules() */
+#if PG_VERSION_NUM >= 180000
+#define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC_EXT(.name = "taskoutbox", .version = "0.1")
+#else
+#define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC
+#endif
+
+/* 17: ProcNumber replaced backend ids; both index the PGPROC array */
+#if PG_VERSION_NUM >= 170000
+#define MY_PROC_NUMBER MyProcNumber
+#else
+#define MY_PROC_NUMBER (MyProc->pgprocno)
+#endif
+
+/* 17: the local transaction id moved */
+#if PG_VERSION_NUM >= 170000
+#define MY_LXID (MyProc->vxid.lxid)
+#else
+#define MY_LXID (MyProc->lxid)
+#endif
+
+/* 17: an extension can name its wait events */
+#if PG_VERSION_NUM >= 170000
+#include "utils/wait_event.h"
+#define COMPAT_WAIT_EVENT(name) WaitEventExtensionNew(name)
+#else
+#define COMPAT_WAIT_EVENT(name) PG_WAIT_EXTENSION
+#endif
+
+/* 16: ExecInsertIndexTuples learnt onlySummarizing */
+#if PG_VERSION_NUM >= 160000
+#define compat_ExecInsertIndexTuples(rri, slot, estate) \
+	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL, false)
+#else
+#define compat_ExecInsertIndexTuples(rri, slot, estate) \
+	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL)
+#endif
+
+/* 18: index_beginscan takes an instrumentation argument */
+#if PG_VERSION_NUM >= 180000
+#define compat_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan(heap, index, snapshot, NULL, nkeys, 0)
+#else
+#define compat_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan(heap, index, snapshot, nkeys, 0)
+#endif
+
+/* 18: RelationGetPrimaryKeyIndex takes deferrable_ok */
+#if PG_VERSION_NUM >= 180000
+#define compat_RelationGetPrimaryKeyIndex(rel) RelationGetPrimaryKeyIndex(rel, false)
+#else
+#define compat_RelationGetPrimaryKeyIndex(rel) RelationGetPrimaryKeyIndex(rel)
+#endif
+
+/* 17: transaction_timeout is armed in every process, workers too */
+#if PG_VERSION_NUM >= 170000
+#define compat_disable_transaction_timeout() \
+	SetConfigOption("transaction_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE)
+#else
+#define compat_disable_transaction_timeout() ((void) 0)
+#endif
+
+#endif							/* PG_COMPAT_H */

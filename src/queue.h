@@ -1,0 +1,48 @@
+/*
+ * queue.h
+ *	  Queues and their settings.
+ */
+#ifndef TASKOUTBOX_QUEUE_H
+#define TASKOUTBOX_QUEUE_H
+
+#include "taskoutbox.h"
+
+#include "datatype/timestamp.h"
+#include "utils/timestamp.h"
+
+/* The longest time a message can be hidden (an SQS limit, too: 43,200 s). */
+#define VISIBILITY_MAX (12 * INT64CONST(3600) * USECS_PER_SEC)
+
+#define RECEIVE_COUNT_MAX 1000
+
+typedef struct QueueSettings
+{
+	char	   *name;
+	uint64		key;			/* queue_key() */
+	char	   *backend;
+	int64		visibility_timeout; /* microseconds */
+	int			max_receive_count;
+	bool		is_built_in;	/* there is no row */
+} QueueSettings;
+
+/*
+ * Settings of a queue: those of its row, or the built-in ones of the queue
+ * "default" when it has none. Valid until the next call of a function of this
+ * file. Error TO005 when there is no such queue.
+ */
+extern const QueueSettings *queue_settings(const char *name);
+
+/* All queues of this database, "default" included; their number. */
+extern int	queue_list(const QueueSettings **list);
+
+/* A number that changes whenever a setting may have changed. */
+extern uint64 queue_generation(void);
+
+/*
+ * An interval in microseconds, a month as 30 days. Error TO010, naming the
+ * argument, when it is not within low and high.
+ */
+extern int64 interval_argument(const char *argument, const Interval *interval,
+							   int64 low, int64 high, const char *limits);
+
+#endif							/* TASKOUTBOX_QUEUE_H */

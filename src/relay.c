@@ -1,0 +1,657 @@
+/*
+ * relay.c
+ *	  The relay of one database: from committed rows to the backends.
+ *
+ * The relay works in rounds. It takes a snapshot first, then reads what other
+ * backends announced, then empties the ring of committed ids (announce.c): so
+ * every row that the snapshot shows is known or named there, and is read by its
+ * id; ids that the snapshot does not show yet wait for the next round. Where ids
+ * were lost, or memory has room for rows left behind (lane.c), it takes a new
+ * snapshot and reads the table in the order of ids. Rows taken in under one
+ * snapshot, in that order, keep the order of groups: whatever had committed
+ * before another enqueue began has the smaller id and is visible, too. Only
+ * when their commits are on disk are they handed out.
+ */
+#include "taskoutbox.h"
+
+#include "access/transam.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "commands/extension.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "ask.h"
+#include "backend.h"
+#include "lane.h"
+#include "launcher.h"
+#include "lease.h"
+#include "outbox.h"
+#include "queue.h"
+#include "shared.h"
+
+/* A longer run of ids is read from the table instead. */
+#define RUN_MAX 1000
+
+/* While the table is read, serve consumers every so many rows. */
+#define SERVE_EVERY 4096
+
+/* Look at the table without a reason this often, in milliseconds. */
+#define FALLBACK_MS 60000
+
+/* Try to raise the floor at most this often. */
+#define FLOOR_INTERVAL (1 * USECS_PER_SEC)
+
+/* Offers that lie there while a receive waits: wake another one after this. */
+#define RENEWED_WAKE_MS 20
+
+static DatabaseSlot *db;
+static MemoryContext round_context;
+static uint64 settings_generation = 0;
+
+/* Ids that were popped, but not visible yet. */
+static int64 *carried = NULL;
+static int	ncarried = 0;
+static int	carried_size = 0;
+
+/* What must be on disk before anything is handed out. */
+static XLogRecPtr flush_to = InvalidXLogRecPtr;
+
+static bool is_started = false;
+static TimestampTz next_fallback = 0;
+
+/*
+ * The floor: no row at or below it can appear by enqueue any more.
+ *
+ * enqueue locks the table before it draws an id. So read the sequence, then who
+ * holds such a lock: when all of those have ended, every id up to what the
+ * sequence said is settled, and a snapshot taken after that shows those rows.
+ */
+static int64 settled_floor = 0;
+static int64 floor_candidate = 0;
+static VirtualTransactionId *floor_holders = NULL;
+static TimestampTz floor_next_try = 0;
+
+/* Before a snapshot is taken: may the candidate become the floor with it? */
+static bool
+floor_is_settled(void)
+{
+	if (floor_candidate == 0)
+		return false;
+	for (VirtualTransactionId *holder = floor_holders; VirtualTransactionIdIsValid(*holder); holder++)
+	{
+		if (!VirtualXactLock(*holder, false))
+			return false;
+	}
+	return true;
+}
+
+static int64
+sequence_value(void)
+{
+	Oid			relid = get_relname_relid("task_outbox_id_seq",
+										  get_namespace_oid(TASKOUTBOX_SCHEMA, false));
+	LOCAL_FCINFO(fcinfo, 1);
+	Datum		value;
+
+	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
+	fcinfo->args[0].value = ObjectIdGetDatum(relid);
+	fcinfo->args[0].isnull = false;
+	value = pg_sequence_last_value(fcinfo);
+
+	return fcinfo->isnull ? 0 : DatumGetInt64(value);
+}
+
+static void
+floor_propose(TimestampTz now)
+{
+	LOCKTAG		tag;
+	VirtualTransactionId *holders;
+	int			n;
+
+	if (floor_candidate != 0 || now < floor_next_try)
+		return;
+	floor_next_try = now + FLOOR_INTERVAL;
+
+	floor_candidate = sequence_value();
+	if (floor_candidate <= settled_floor)
+	{
+		floor_candidate = 0;
+		return;
+	}
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, outbox_relid());
+	holders = GetLockConflicts(&tag, ShareLock, &n);
+	if (floor_holders)
+		pfree(floor_holders);
+	floor_holders = MemoryContextAlloc(TopMemoryContext, (n + 1) * sizeof(VirtualTransactionId));
+	memcpy(floor_holders, holders, (n + 1) * sizeof(VirtualTransactionId));
+}
+
+/*
+ * Serving: hand out what is ready. Called in a round, and while reading.
+ */
+static void
+serve(void)
+{
+	/* Nothing to do for synchronous commits: it is there already. */
+	if (flush_to != InvalidXLogRecPtr)
+	{
+		XLogFlush(flush_to);
+		flush_to = InvalidXLogRecPtr;
+	}
+
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		Queue	   *queue = &lane_queues[i];
+		int			room = queue->backend->room(queue);
+
+		while (room > 0)
+		{
+			Lane	   *lane = lanes_next(queue);
+
+			if (lane == NULL)
+				break;
+			queue->backend->deliver(queue, lane, room);
+			room -= lane->nout;
+		}
+		queue->slot->more = !dlist_is_empty(&queue->ready);
+		queue->slot->waiting = queue->nmessages + queue->left.count + queue->nlanes_left;
+		queue->slot->oldest_id = dlist_is_empty(&queue->messages) ? 0 :
+			dlist_container(Message, in_queue, dlist_head_node(&queue->messages))->id;
+	}
+}
+
+static int
+messages_on_offer(Queue *queue)
+{
+	int			n;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	n = queue->slot->offered - queue->slot->taken;
+	LWLockRelease(shared->lease_lock);
+
+	return n;
+}
+
+/*
+ * Answer the questions that were open at the start of the round: one receive
+ * per message on offer, and all that do not want to wait. Returns whether some
+ * still wait, and in *renew whether others were answered in their queue: those
+ * may never come, so it is worth a look soon.
+ */
+static bool
+answer(Question *questions, int n, bool *renew)
+{
+	static int	start = 0;		/* not always the same ones first */
+	int		   *on_offer;
+	bool		waiting = false;
+
+	*renew = false;
+	if (n == 0)
+		return false;
+
+	on_offer = palloc(lane_nqueues * sizeof(int));
+	for (int i = 0; i < lane_nqueues; i++)
+		on_offer[i] = messages_on_offer(&lane_queues[i]);
+
+	start++;
+	for (int i = 0; i < n; i++)
+	{
+		Question   *question = &questions[(start + i) % n];
+		Queue	   *queue = lanes_queue(question->queue);
+
+		if (queue && on_offer[queue - lane_queues] > 0)
+			on_offer[queue - lane_queues]--;
+		else if (question->wait)
+		{
+			waiting = true;
+			*renew |= queue && messages_on_offer(queue) > 0;
+			continue;
+		}
+		ask_answer(db->dboid, question);
+	}
+	return waiting;
+}
+
+/*
+ * Taking in
+ */
+
+typedef struct NamedId
+{
+	int64		id;
+	bool		is_popped;		/* it will not be named again */
+} NamedId;
+
+typedef struct IdList
+{
+	NamedId    *ids;
+	int			n;
+	int			size;
+} IdList;
+
+static int
+compare_ids(const void *a, const void *b)
+{
+	int64		left = ((const NamedId *) a)->id;
+	int64		right = ((const NamedId *) b)->id;
+
+	return (left > right) - (left < right);
+}
+
+static void
+add_id(IdList *list, int64 id, bool is_popped)
+{
+	if (list->n == list->size)
+	{
+		list->size = Max(256, list->size * 2);
+		list->ids = list->ids == NULL ? palloc(list->size * sizeof(NamedId)) :
+			repalloc_huge(list->ids, list->size * sizeof(NamedId));
+	}
+	list->ids[list->n].id = id;
+	list->ids[list->n].is_popped = is_popped;
+	list->n++;
+}
+
+/* Returns from where the table is to be read instead. */
+static int64
+add_runs(IdList *list, const IdRun *runs, int nruns, bool is_popped)
+{
+	int64		from = NO_SWEEP;
+
+	for (int i = 0; i < nruns; i++)
+	{
+		if (runs[i].last - runs[i].first >= RUN_MAX)
+			from = Min(from, runs[i].first);
+		else
+			for (int64 id = runs[i].first; id <= runs[i].last; id++)
+				add_id(list, id, is_popped);
+	}
+	return from;
+}
+
+/* What backends announce that are about to commit. */
+static int64
+read_announcements(IdList *list)
+{
+	int64		from = NO_SWEEP;
+	IdRun	   *runs = palloc(taskoutbox_announce_size * sizeof(IdRun));
+
+	for (int i = 0; i < shared->nbackends; i++)
+	{
+		BackendSlot *slot = &shared->backends[i];
+		int			nruns = 0;
+
+		/* Our snapshot was a barrier: what it shows was announced before. */
+		if (slot->announced_dboid != db->dboid)
+			continue;
+		SpinLockAcquire(&slot->mutex);
+		if (slot->announced_dboid == db->dboid)
+		{
+			nruns = slot->nruns;
+			memcpy(runs, slot->runs, nruns * sizeof(IdRun));
+			from = Min(from, slot->sweep);
+		}
+		SpinLockRelease(&slot->mutex);
+		from = Min(from, add_runs(list, runs, nruns, false));
+	}
+	return from;
+}
+
+static int64
+pop_committed(IdList *list)
+{
+	static IdRun *runs = NULL;
+	int64		from;
+	int			n;
+
+	if (runs == NULL)
+		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_ring_size * sizeof(IdRun));
+
+	n = ring_pop(db, &db->committed, runs, &from);
+	from = Min(from, add_runs(list, runs, n, true));
+
+	for (int i = 0; i < ncarried; i++)
+		add_id(list, carried[i], false);
+	ncarried = 0;
+
+	return from;
+}
+
+static void
+carry(int64 id)
+{
+	if (ncarried == carried_size)
+	{
+		carried_size = Max(256, carried_size * 2);
+		carried = carried == NULL ?
+			MemoryContextAlloc(TopMemoryContext, carried_size * sizeof(int64)) :
+			repalloc_huge(carried, carried_size * sizeof(int64));
+	}
+	carried[ncarried++] = id;
+}
+
+static void
+take_in_row(OutboxReader *reader)
+{
+	OutboxRow	row = outbox_row(reader);
+
+	/* Zero for what is on disk for sure. */
+	flush_to = Max(flush_to, TransactionIdGetCommitLSN(row.xmin));
+	lanes_accept(&row, false);
+}
+
+/*
+ * Read the rows of the list, up to an id from which on the table is read
+ * anyway; keep the popped ids that are not visible yet.
+ */
+static void
+read_named(OutboxReader *reader, IdList *list, int64 up_to)
+{
+	qsort(list->ids, list->n, sizeof(NamedId), compare_ids);
+
+	for (int i = 0; i < list->n; i++)
+	{
+		int64		id = list->ids[i].id;
+		bool		is_popped = list->ids[i].is_popped;
+
+		while (i + 1 < list->n && list->ids[i + 1].id == id)
+			is_popped |= list->ids[++i].is_popped;
+
+		if (lanes_find(id))
+			continue;
+		if (!outbox_lookup(reader, id))
+		{
+			if (is_popped)
+				carry(id);
+		}
+		else if (id < up_to)
+			take_in_row(reader);
+	}
+}
+
+static void
+read_table(OutboxReader *reader, int64 from)
+{
+	int64		n = 0;
+
+	lanes_begin_scan();
+	outbox_scan_from(reader, from);
+	while (outbox_next(reader))
+	{
+		take_in_row(reader);
+		if (++n % SERVE_EVERY == 0)
+		{
+			CHECK_FOR_INTERRUPTS();
+			serve();
+		}
+	}
+}
+
+static void
+take_in(TimestampTz now)
+{
+	Snapshot	snapshot;
+	OutboxReader *reader;
+	IdList		list = {0};
+	int64		sweep_from;
+	int64		refill_from;
+	bool		is_settled = floor_is_settled();
+
+	/* The order of these three is what everything stands on. */
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	sweep_from = read_announcements(&list);
+	sweep_from = Min(sweep_from, pop_committed(&list));
+
+	refill_from = lanes_begin_pass();
+	if (now >= next_fallback)
+	{
+		sweep_from = Min(sweep_from, SWEEP_FLOOR);
+		next_fallback = now + FALLBACK_MS * INT64CONST(1000);
+	}
+
+	/*
+	 * Some ids are not named. A new snapshot shows all that was popped, and all
+	 * that it shows above the floor is read.
+	 */
+	if (sweep_from != NO_SWEEP)
+	{
+		UnregisterSnapshot(snapshot);
+		snapshot = RegisterSnapshot(GetLatestSnapshot());
+		sweep_from = Min(sweep_from, settled_floor + 1);
+	}
+
+	reader = outbox_begin(snapshot);
+	if (!is_started)
+	{
+		embedded_backend.start(db, reader);
+		is_started = true;
+	}
+	sweep_from = Min(sweep_from, refill_from);
+	read_named(reader, &list, sweep_from);
+	if (sweep_from != NO_SWEEP)
+		read_table(reader, sweep_from);
+	outbox_end(reader);
+	UnregisterSnapshot(snapshot);
+
+	if (is_settled)
+	{
+		settled_floor = floor_candidate;
+		floor_candidate = 0;
+	}
+	floor_propose(now);
+}
+
+/*
+ * The process
+ */
+
+static void
+set_queues(void)
+{
+	if (!lanes_set_queues(db))
+	{
+		ereport(LOG,
+				(errmsg("taskoutbox relay restarts because a queue was removed")));
+		proc_exit(1);
+	}
+	settings_generation = queue_generation();
+
+	if (!is_started)
+	{
+		uint64	   *keys = palloc(lane_nqueues * sizeof(uint64));
+
+		for (int i = 0; i < lane_nqueues; i++)
+			keys[i] = lane_queues[i].settings.key;
+		queue_slots_keep(db, keys, lane_nqueues);
+	}
+}
+
+/* Commits, and does not come back, when the extension is not there. */
+static void
+leave_without_extension(void)
+{
+	if (OidIsValid(get_extension_oid("taskoutbox", true)))
+		return;
+	CommitTransactionCommand();
+	relay_slot_free(db);
+	proc_exit(0);
+}
+
+static bool
+take_flag(bool *flag)
+{
+	bool		was_set;
+
+	SpinLockAcquire(&db->mutex);
+	was_set = *flag;
+	*flag = false;
+	SpinLockRelease(&db->mutex);
+
+	return was_set;
+}
+
+/* One round; returns when a next one is due without any news. */
+static TimestampTz
+relay_round(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next;
+
+	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	if (take_flag(&db->check_extension))
+		leave_without_extension();
+	if (settings_generation != queue_generation())
+		set_queues();
+	take_in(now);
+	next = embedded_backend.settle(db);
+	CommitTransactionCommand();
+
+	MemoryContextSwitchTo(round_context);
+	serve();
+
+	db->messages = lanes_message_count();
+	db->message_groups = lanes_group_count();
+	db->memory_bytes = lanes_memory();
+	db->orphans = lanes_orphan_count();
+
+	return Min(next, next_fallback);
+}
+
+/* Ready to sleep? Says to others whether we want to be woken by each of them. */
+static bool
+may_sleep(bool waiting)
+{
+	bool		idle;
+	uint64		committed;
+	uint64		ended;
+
+	SpinLockAcquire(&db->mutex);
+	db->wants_wake = waiting;
+	committed = db->committed.pushed - db->committed.popped;
+	ended = db->ended.pushed - db->ended.popped;
+	if (waiting)
+		idle = committed == 0 && ended == 0 &&
+			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases;
+	else
+		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
+	idle &= !db->check_extension;
+	SpinLockRelease(&db->mutex);
+
+	return idle && ncarried == 0;
+}
+
+static void
+relay_loop(void)
+{
+	uint32		wait_event = COMPAT_WAIT_EVENT("TaskoutboxRelayMain");
+	Question   *questions = palloc(shared->nbackends * sizeof(Question));
+
+	round_context = AllocSetContextCreate(TopMemoryContext, "taskoutbox relay round",
+										  ALLOCSET_DEFAULT_SIZES);
+	for (;;)
+	{
+		TimestampTz next;
+		int			nquestions;
+		bool		waiting;
+		bool		renew;
+		long		timeout;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+
+		MemoryContextReset(round_context);
+		MemoryContextSwitchTo(round_context);
+		nquestions = ask_open_questions(db->dboid, questions);
+		next = relay_round();
+		waiting = answer(questions, nquestions, &renew);
+
+		if (!may_sleep(waiting))
+			continue;
+
+		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next);
+		if (renew)
+			timeout = Min(timeout, RENEWED_WAKE_MS);
+		pgstat_report_stat(timeout >= 1000);
+		pgstat_report_activity(STATE_IDLE, NULL);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+	}
+}
+
+/* What no setting of a database or a role may change for us. */
+static void
+pin_settings(void)
+{
+	static const char *const pinned[][2] = {
+		{"search_path", "pg_catalog, pg_temp"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"synchronous_commit", "local"},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"row_security", "off"},
+		{"session_replication_role", "origin"},
+		{"jit", "off"},
+		{"enable_seqscan", "off"}	/* our tables are never analyzed */
+	};
+
+	for (int i = 0; i < lengthof(pinned); i++)
+		SetConfigOption(pinned[i][0], pinned[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+	compat_disable_transaction_timeout();
+}
+
+void
+taskoutbox_relay_main(Datum arg)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	db = relay_slot_claim(DatumGetInt32(arg));
+	if (db == NULL)
+		proc_exit(0);
+	BackgroundWorkerInitializeConnectionByOid(db->dboid, InvalidOid, 0);
+	pgstat_report_appname("taskoutbox relay");
+	pin_settings();
+
+	PG_TRY();
+	{
+		StartTransactionCommand();
+		leave_without_extension();
+		CommitTransactionCommand();
+
+		lanes_init();
+		relay_slot_report(db, true);
+		relay_loop();
+	}
+	PG_CATCH();
+	{
+		relay_slot_report(db, false);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}

@@ -1,0 +1,276 @@
+/*
+ * shared.c
+ *	  Lays out the shared memory, and moves ids through its rings.
+ *
+ * Everything is allocated once, when the server starts, in the sizes that the
+ * settings give. A ring that is full forgets ids and remembers that it did:
+ * the relay then looks at the table itself. So no backend ever waits for the
+ * relay, and nothing here can fail in a commit callback.
+ */
+#include "taskoutbox.h"
+#include "shared.h"
+
+#include "lease.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+
+#define TRANCHE_NAME "taskoutbox"
+
+Shared	   *shared = NULL;
+HTAB	   *lease_hash = NULL;
+
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+/* Server processes with a PGPROC of their own that can run transactions. */
+static int
+backend_count(void)
+{
+	return MaxBackends;
+}
+
+static Size
+shared_size(void)
+{
+	Size		size = MAXALIGN(sizeof(Shared));
+	Size		ring = mul_size(taskoutbox_ring_size, sizeof(IdRun));
+
+	size = add_size(size, mul_size(backend_count(), MAXALIGN(sizeof(BackendSlot))));
+	size = add_size(size, mul_size(backend_count(),
+								   MAXALIGN(taskoutbox_announce_size * sizeof(IdRun))));
+	size = add_size(size, mul_size(taskoutbox_max_databases, MAXALIGN(sizeof(DatabaseSlot))));
+	size = add_size(size, mul_size(taskoutbox_max_databases, 2 * MAXALIGN(ring)));
+	size = add_size(size, mul_size(mul_size(taskoutbox_max_databases, taskoutbox_max_queues),
+								   MAXALIGN(sizeof(QueueSlot))));
+	return size;
+}
+
+static void
+shared_request(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+
+	RequestAddinShmemSpace(shared_size());
+	RequestAddinShmemSpace(hash_estimate_size(taskoutbox_max_in_flight, sizeof(Lease)));
+	RequestNamedLWLockTranche(TRANCHE_NAME, 1);
+}
+
+static void *
+carve(char **at, Size size)
+{
+	void	   *result = *at;
+
+	*at += MAXALIGN(size);
+	return result;
+}
+
+static void
+shared_startup(void)
+{
+	bool		found;
+	HASHCTL		info = {0};
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+
+	shared = ShmemInitStruct("taskoutbox", shared_size(), &found);
+	if (!found)
+	{
+		char	   *at = (char *) shared;
+		Size		ring = taskoutbox_ring_size * sizeof(IdRun);
+
+		memset(shared, 0, shared_size());
+		carve(&at, sizeof(Shared));
+		shared->lease_lock = &(GetNamedLWLockTranche(TRANCHE_NAME))->lock;
+		SpinLockInit(&shared->mutex);
+
+		shared->nbackends = backend_count();
+		shared->backends = carve(&at, shared->nbackends * sizeof(BackendSlot));
+		for (int i = 0; i < shared->nbackends; i++)
+		{
+			SpinLockInit(&shared->backends[i].mutex);
+			shared->backends[i].sweep = NO_SWEEP;
+			shared->backends[i].runs = carve(&at, taskoutbox_announce_size * sizeof(IdRun));
+		}
+
+		shared->databases = carve(&at, taskoutbox_max_databases * sizeof(DatabaseSlot));
+		for (int i = 0; i < taskoutbox_max_databases; i++)
+		{
+			DatabaseSlot *db = &shared->databases[i];
+
+			SpinLockInit(&db->mutex);
+			db->committed.sweep = NO_SWEEP;
+			db->committed.runs = carve(&at, ring);
+			db->ended.sweep = NO_SWEEP;
+			db->ended.runs = carve(&at, ring);
+			db->next_expiry = DT_NOEND;
+			db->queues = carve(&at, taskoutbox_max_queues * sizeof(QueueSlot));
+		}
+	}
+
+	info.keysize = sizeof(LeaseKey);
+	info.entrysize = sizeof(Lease);
+	lease_hash = ShmemInitHash("taskoutbox leases",
+							   taskoutbox_max_in_flight, taskoutbox_max_in_flight,
+							   &info, HASH_ELEM | HASH_BLOBS);
+
+	LWLockRelease(AddinShmemInitLock);
+}
+
+/* Called from _PG_init, when the library is being preloaded. */
+void
+shared_init(void)
+{
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = shared_request;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = shared_startup;
+}
+
+DatabaseSlot *
+database_slot(Oid dboid)
+{
+	static int	last = 0;		/* nearly always asked for our own database */
+
+	if (shared == NULL || !OidIsValid(dboid))
+		return NULL;
+	if (shared->databases[last].dboid == dboid)
+		return &shared->databases[last];
+	for (int i = 0; i < taskoutbox_max_databases; i++)
+	{
+		if (shared->databases[i].dboid == dboid)
+		{
+			last = i;
+			return &shared->databases[i];
+		}
+	}
+	return NULL;
+}
+
+QueueSlot *
+queue_slot(DatabaseSlot *db, uint64 key)
+{
+	for (int i = 0; i < taskoutbox_max_queues; i++)
+	{
+		if (db->queues[i].key == key)
+			return &db->queues[i];
+	}
+	return NULL;
+}
+
+QueueSlot *
+queue_slot_assign(DatabaseSlot *db, uint64 key)
+{
+	QueueSlot  *slot = queue_slot(db, key);
+
+	if (slot == NULL)
+	{
+		slot = queue_slot(db, 0);
+		LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+		memset(slot, 0, sizeof(QueueSlot));
+		slot->key = key;
+		LWLockRelease(shared->lease_lock);
+	}
+	return slot;
+}
+
+void
+queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys)
+{
+	for (int i = 0; i < taskoutbox_max_queues; i++)
+	{
+		bool		found = false;
+
+		for (int j = 0; j < nkeys; j++)
+			found |= db->queues[i].key == keys[j];
+		if (!found)
+			db->queues[i].key = 0;
+	}
+}
+
+BackendSlot *
+my_backend_slot(void)
+{
+	Assert(MY_PROC_NUMBER < shared->nbackends);
+	return &shared->backends[MY_PROC_NUMBER];
+}
+
+void
+ring_push(Oid dboid, WhichRing which, const IdRun *runs, int nruns, int64 sweep)
+{
+	DatabaseSlot *db = database_slot(dboid);
+	IdRing	   *ring;
+	Latch	   *latch = NULL;
+
+	if (db == NULL)
+		return;					/* the relay will read all of the table when it starts */
+
+	ring = which == RING_COMMITTED ? &db->committed : &db->ended;
+
+	SpinLockAcquire(&db->mutex);
+	if (db->dboid == dboid)
+	{
+		for (int i = 0; i < nruns; i++)
+		{
+			if (ring->pushed - ring->popped < (uint64) taskoutbox_ring_size)
+				ring->runs[ring->pushed++ % taskoutbox_ring_size] = runs[i];
+			else
+				sweep = Min(sweep, runs[i].first);
+		}
+		ring->sweep = Min(ring->sweep, sweep);
+
+		if (db->wants_wake ||
+			(ring->pushed - ring->popped) * 2 >= (uint64) taskoutbox_ring_size)
+			latch = db->relay_latch;
+	}
+	SpinLockRelease(&db->mutex);
+
+	if (latch)
+		SetLatch(latch);
+}
+
+int
+ring_pop(DatabaseSlot *db, IdRing *ring, IdRun *runs, int64 *sweep)
+{
+	int			n = 0;
+
+	SpinLockAcquire(&db->mutex);
+	while (ring->popped < ring->pushed)
+		runs[n++] = ring->runs[ring->popped++ % taskoutbox_ring_size];
+	*sweep = ring->sweep;
+	ring->sweep = NO_SWEEP;
+	SpinLockRelease(&db->mutex);
+
+	return n;
+}
+
+void
+wake_relay(DatabaseSlot *db)
+{
+	Latch	   *latch;
+
+	SpinLockAcquire(&db->mutex);
+	latch = db->relay_latch;
+	SpinLockRelease(&db->mutex);
+
+	if (latch)
+		SetLatch(latch);
+}
+
+void
+wake_launcher(void)
+{
+	Latch	   *latch;
+
+	SpinLockAcquire(&shared->mutex);
+	latch = shared->launcher_latch;
+	SpinLockRelease(&shared->mutex);
+
+	if (latch)
+		SetLatch(latch);
+}

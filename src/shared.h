@@ -1,0 +1,193 @@
+/*
+ * shared.h
+ *	  The shared memory of taskoutbox: what backends, relays and the launcher
+ *	  tell each other. Nothing in it is local to a process; latches point into
+ *	  the PGPROC array, which every process maps at the same address.
+ */
+#ifndef TASKOUTBOX_SHARED_H
+#define TASKOUTBOX_SHARED_H
+
+#include "taskoutbox.h"
+
+#include "datatype/timestamp.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/spin.h"
+#include "utils/hsearch.h"
+
+/* A run of task ids, both ends included. */
+typedef struct IdRun
+{
+	int64		first;
+	int64		last;
+} IdRun;
+
+/* "No sweep asked for", and "a sweep from the relay's floor will do". */
+#define NO_SWEEP		PG_INT64_MAX
+#define SWEEP_FLOOR		(PG_INT64_MAX - 1)
+
+/*
+ * A bounded mailbox of ids, from any backend to the relay of its database.
+ * What does not fit is replaced by the request to look for oneself: sweep.
+ */
+typedef struct IdRing
+{
+	uint64		pushed;
+	uint64		popped;
+	int64		sweep;			/* NO_SWEEP, SWEEP_FLOOR, or an id to start from */
+	IdRun	   *runs;			/* taskoutbox_ring_size of them */
+} IdRing;
+
+/* Messages that a queue keeps ready for receive: a small ring of ids. */
+#define OFFERS_PER_QUEUE 256
+
+typedef struct QueueSlot
+{
+	uint64		key;			/* queue_key() of the name, 0: free */
+
+	/* the offers, under the lease lock; a negative id continues a lane */
+	uint64		offered;
+	uint64		taken;
+	int			wanted;			/* max_messages of the last receive */
+	bool		more;			/* the relay has more ready than fits */
+	int64		offers[OFFERS_PER_QUEUE];
+
+	/* figures, written by the relay alone */
+	int64		waiting;
+	int64		oldest_id;
+	int64		delivered;
+	int64		retried;
+	int64		dead_lettered;
+} QueueSlot;
+
+typedef enum RelayState
+{
+	RELAY_NONE,					/* free slot */
+	RELAY_STARTING,				/* registered, not there yet */
+	RELAY_RUNNING,
+	RELAY_STOPPED				/* ended; the launcher starts it again */
+} RelayState;
+
+/* One database that has, or may have, the extension. */
+typedef struct DatabaseSlot
+{
+	slock_t		mutex;			/* guards all but the queues */
+	Oid			dboid;
+	RelayState	state;
+	int			relay_pid;
+	Latch	   *relay_latch;	/* NULL: no relay */
+	TimestampTz since;			/* of the state */
+	TimestampTz restart_at;		/* RELAY_STOPPED: not before this */
+	int			failures;		/* errors in a row */
+	int64		restarts;
+	bool		probe_again;	/* the extension may have been created again */
+	bool		wants_wake;		/* the relay wants to know of each commit */
+	bool		check_extension;	/* it may have been dropped */
+	bool		check_leases;	/* something ended that named no id */
+	IdRing		committed;		/* enqueued and committed */
+	IdRing		ended;			/* leases that ended */
+
+	/* figures, written by the relay alone */
+	int64		messages;
+	int64		message_groups;
+	int64		memory_bytes;
+	int64		orphans;		/* rows of queues that do not exist */
+
+	/* under the lease lock */
+	TimestampTz next_expiry;	/* no lease of ours ends earlier */
+	QueueSlot  *queues;			/* taskoutbox_max_queues of them */
+} DatabaseSlot;
+
+typedef enum AskState
+{
+	ASK_NOTHING,
+	ASK_OPEN,
+	ASK_ANSWERED
+} AskState;
+
+/* One backend: what it is about to commit, and what it waits for. */
+typedef struct BackendSlot
+{
+	slock_t		mutex;
+
+	/* announced ids (announce.c); InvalidOid: nothing */
+	Oid			announced_dboid;
+	int			nruns;
+	int64		sweep;
+	IdRun	   *runs;			/* taskoutbox_announce_size of them */
+
+	/* a question to the relay (ask.c) */
+	Oid			ask_dboid;
+	uint64		ask_queue;		/* 0: any figures, just look */
+	bool		ask_wait;
+	AskState	ask_state;
+	Latch	   *ask_latch;
+} BackendSlot;
+
+#define PROBES_MAX 32
+
+typedef struct Shared
+{
+	LWLock	   *lease_lock;		/* guards the leases and all offers */
+	int			nleases;
+
+	slock_t		mutex;			/* guards what follows */
+	int			launcher_pid;
+	Latch	   *launcher_latch; /* NULL: no launcher */
+	int			nprobes;		/* databases to look at; > PROBES_MAX: all */
+	Oid			probes[PROBES_MAX];
+
+	int			nbackends;
+	BackendSlot *backends;
+	DatabaseSlot *databases;	/* taskoutbox_max_databases of them */
+} Shared;
+
+/* NULL when the library is not in shared_preload_libraries. */
+extern Shared *shared;
+extern HTAB *lease_hash;
+
+extern void shared_init(void);
+
+/*
+ * The slot of a database, or NULL. Slots do not move, but one can change hands:
+ * ring_push and the like check the database again under the mutex.
+ */
+extern DatabaseSlot *database_slot(Oid dboid);
+
+/* The slot of a queue in a database, or NULL while the relay does not know it. */
+extern QueueSlot *queue_slot(DatabaseSlot *db, uint64 key);
+
+/*
+ * For the relay: a slot for a queue, with its figures when it had one before;
+ * and giving up the slots of queues that are not among the keys.
+ */
+extern QueueSlot *queue_slot_assign(DatabaseSlot *db, uint64 key);
+extern void queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys);
+
+/* This backend's own slot. */
+extern BackendSlot *my_backend_slot(void);
+
+/*
+ * Put runs of ids into a ring of the database, and wake its relay if it wants
+ * that or the ring is half full. sweep: as in IdRing. No errors: safe in commit
+ * callbacks.
+ */
+typedef enum WhichRing
+{
+	RING_COMMITTED,
+	RING_ENDED
+} WhichRing;
+
+extern void ring_push(Oid dboid, WhichRing which, const IdRun *runs, int nruns, int64 sweep);
+
+/*
+ * Empty a ring into runs (room for taskoutbox_ring_size), return their number,
+ * and the sweep that was asked for.
+ */
+extern int	ring_pop(DatabaseSlot *db, IdRing *ring, IdRun *runs, int64 *sweep);
+
+/* Set the latch of the database's relay, or of the launcher, if there is one. */
+extern void wake_relay(DatabaseSlot *db);
+extern void wake_launcher(void);
+
+#endif							/* TASKOUTBOX_SHARED_H */

@@ -1,0 +1,145 @@
+/*
+ * status.c
+ *	  What is happening: the functions behind relay_status and queue_metrics.
+ *
+ * Both answer from shared memory, whether a relay runs or not, and count no
+ * table. The figures of queues are the relay's own, so it is asked to take in
+ * what has been committed first; with no answer they are those of its last
+ * round, and say so.
+ */
+#include "taskoutbox.h"
+
+#include "access/xlog.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "ask.h"
+#include "lease.h"
+#include "queue.h"
+#include "shared.h"
+
+#define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
+
+PG_FUNCTION_INFO_V1(taskoutbox_get_relay_status);
+PG_FUNCTION_INFO_V1(taskoutbox_get_queue_metrics);
+
+static void
+put_relay(ReturnSetInfo *rsinfo, Oid dboid, const char *state, const DatabaseSlot *db, const char *hint)
+{
+	Datum		values[9] = {0};
+	bool		nulls[9] = {false};
+
+	values[0] = ObjectIdGetDatum(dboid);
+	values[1] = CStringGetTextDatum(state);
+	nulls[2] = db == NULL || db->relay_pid == 0;
+	nulls[3] = nulls[4] = nulls[5] = nulls[6] = nulls[7] = db == NULL;
+	if (db)
+	{
+		values[2] = Int32GetDatum(db->relay_pid);
+		values[3] = TimestampTzGetDatum(db->since);
+		values[4] = Int64GetDatum(db->messages);
+		values[5] = Int64GetDatum(db->message_groups);
+		values[6] = Int64GetDatum(db->memory_bytes);
+		values[7] = Int64GetDatum(Max(db->restarts, 0));
+	}
+	nulls[8] = hint == NULL;
+	if (hint)
+		values[8] = CStringGetTextDatum(hint);
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+Datum
+taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	bool		has_own = false;
+
+	InitMaterializedSRF(fcinfo, 0);
+
+	for (int i = 0; shared && i < taskoutbox_max_databases; i++)
+	{
+		DatabaseSlot db;
+		const char *state;
+		const char *hint = NULL;
+
+		SpinLockAcquire(&shared->databases[i].mutex);
+		db = shared->databases[i];
+		SpinLockRelease(&shared->databases[i].mutex);
+
+		switch (db.state)
+		{
+			case RELAY_STARTING:
+				state = "starting";
+				break;
+			case RELAY_RUNNING:
+				state = "running";
+				if (db.orphans > 0)
+					hint = psprintf("%lld rows wait for a queue that does not exist: create it, or delete them.",
+									(long long) db.orphans);
+				break;
+			case RELAY_STOPPED:
+				state = "stopped";
+				hint = psprintf("The launcher starts it again at %s; the server's log says why it ended.",
+								timestamptz_to_str(db.restart_at));
+				break;
+			default:
+				continue;
+		}
+		has_own |= db.dboid == MyDatabaseId;
+		put_relay(rsinfo, db.dboid, state, &db, hint);
+	}
+
+	if (shared == NULL)
+		put_relay(rsinfo, MyDatabaseId, "not preloaded", NULL,
+				  "Add taskoutbox to shared_preload_libraries in postgresql.conf, and restart the server.");
+	else if (!has_own)
+		put_relay(rsinfo, MyDatabaseId, "none", NULL,
+				  RecoveryInProgress() ? "The server is a standby." :
+				  shared->launcher_pid == 0 ? "The launcher is not running; see the server's log." :
+				  "All database slots may be in use; see the server's log and taskoutbox.max_databases.");
+	return (Datum) 0;
+}
+
+Datum
+taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	const QueueSettings *queues;
+	int			n;
+	bool		is_running;
+
+	InitMaterializedSRF(fcinfo, 0);
+
+	is_running = db && db->relay_latch &&
+		ask_relay(db, 0, false, GetCurrentTimestamp() + ANSWER_TIMEOUT);
+
+	n = queue_list(&queues);
+	for (int i = 0; i < n; i++)
+	{
+		QueueSlot  *slot = db ? queue_slot(db, queues[i].key) : NULL;
+		int64		in_flight = slot ? lease_count(MyDatabaseId, queues[i].key) : 0;
+		Datum		values[9] = {0};
+		bool		nulls[9] = {false};
+
+		values[0] = CStringGetTextDatum(queues[i].name);
+		values[1] = CStringGetTextDatum(queues[i].backend);
+		nulls[2] = nulls[3] = nulls[4] = nulls[5] = nulls[6] = nulls[7] = slot == NULL;
+		if (slot)
+		{
+			values[2] = Int64GetDatum(Max(slot->waiting - in_flight, 0));
+			values[3] = Int64GetDatum(in_flight);
+			values[4] = Int64GetDatum(slot->oldest_id);
+			nulls[4] = slot->oldest_id == 0;
+			values[5] = Int64GetDatum(slot->delivered);
+			values[6] = Int64GetDatum(slot->retried);
+			values[7] = Int64GetDatum(slot->dead_lettered);
+		}
+		values[8] = BoolGetDatum(is_running);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}

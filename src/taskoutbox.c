@@ -1,0 +1,91 @@
+/*
+ * taskoutbox.c
+ *	  The library's entry point: defines settings, registers everything else.
+ */
+#include "taskoutbox.h"
+
+#include <curl/curl.h>
+
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "announce.h"
+#include "launcher.h"
+#include "lease.h"
+#include "shared.h"
+
+/* Older ones leave headers unsigned that SQS needs signed. */
+#if LIBCURL_VERSION_NUM < 0x075600
+#error "taskoutbox needs libcurl 7.86.0 or later"
+#endif
+
+TASKOUTBOX_MODULE_MAGIC;
+
+/* Without preloading, these defaults are all there is. */
+int			taskoutbox_max_databases;
+int			taskoutbox_max_queues = 64;
+int			taskoutbox_max_in_flight;
+int			taskoutbox_relay_memory;
+int			taskoutbox_max_message_bytes;
+int			taskoutbox_ring_size;
+int			taskoutbox_announce_size;
+
+void		_PG_init(void);
+
+/* A size of shared memory: fixed when the server starts. */
+static void
+define_size(const char *name, const char *description, int *value,
+			int boot, int min, int max, int flags)
+{
+	DefineCustomIntVariable(name, description, NULL, value, boot, min, max,
+							PGC_POSTMASTER, flags, NULL, NULL, NULL);
+}
+
+static void
+define_settings(void)
+{
+	/* Sizes can only be set while the server starts; later they mean nothing. */
+	if (process_shared_preload_libraries_in_progress)
+	{
+		define_size("taskoutbox.max_databases",
+					"Databases that can have the extension.",
+					&taskoutbox_max_databases, 64, 1, 1024, 0);
+		define_size("taskoutbox.max_queues",
+					"Queues that one database can have.",
+					&taskoutbox_max_queues, 64, 1, 1024, 0);
+		define_size("taskoutbox.max_in_flight",
+					"Messages that can be in flight in all queues of all databases.",
+					&taskoutbox_max_in_flight, 20000, 100, 10000000, 0);
+		define_size("taskoutbox.relay_memory",
+					"Memory that the relay of one database uses for messages that wait.",
+					&taskoutbox_relay_memory, 16384, 64, MAX_KILOBYTES, GUC_UNIT_KB);
+		define_size("taskoutbox.ring_size",
+					"Runs of ids that fit between commits and the relay of one database.",
+					&taskoutbox_ring_size, 4096, 1, 1048576, GUC_NOT_IN_SAMPLE);
+		define_size("taskoutbox.announce_size",
+					"Runs of ids that one transaction can announce before it commits.",
+					&taskoutbox_announce_size, 8, 1, 1024, GUC_NOT_IN_SAMPLE);
+		MarkGUCPrefixReserved("taskoutbox");
+	}
+	DefineCustomIntVariable("taskoutbox.max_message_bytes",
+							"Largest message: payload and attributes, in bytes of UTF-8.",
+							NULL, &taskoutbox_max_message_bytes,
+							262144, 1024, 1048576,
+							PGC_SIGHUP, GUC_UNIT_BYTE, NULL, NULL, NULL);
+}
+
+void
+_PG_init(void)
+{
+	define_settings();
+
+	/* Without it functions can be created and restored, and enqueue works. */
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+
+	shared_init();
+	announce_init();
+	lease_init();
+	launcher_init();
+}

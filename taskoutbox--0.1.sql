@@ -1,0 +1,256 @@
+/* taskoutbox--0.1.sql */
+
+-- complain if script is sourced in psql, rather than via CREATE EXTENSION
+\echo Use "CREATE EXTENSION taskoutbox" to load this file. \quit
+
+-- A schema that existed before may belong to somebody else, who could then
+-- replace what we put into it.
+DO $$
+BEGIN
+	IF (SELECT n.nspowner <> (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user)
+		FROM pg_catalog.pg_namespace n WHERE n.nspname OPERATOR(pg_catalog.=) 'taskoutbox')
+	THEN
+		RAISE EXCEPTION 'schema "taskoutbox" exists and belongs to another role'
+			USING ERRCODE = 'duplicate_schema',
+				  HINT = 'Drop or rename that schema, then run CREATE EXTENSION taskoutbox again.';
+	END IF;
+END
+$$;
+
+-- Everything that this script creates is closed to PUBLIC from the start.
+REVOKE ALL ON SCHEMA taskoutbox FROM PUBLIC;
+
+
+/*
+ * Tables
+ */
+
+CREATE TABLE taskoutbox.queue (
+	name text NOT NULL PRIMARY KEY,
+	backend text NOT NULL,
+	visibility_timeout interval NOT NULL,
+	max_receive_count integer NOT NULL
+);
+COMMENT ON TABLE taskoutbox.queue IS
+'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
+
+CREATE SEQUENCE taskoutbox.task_outbox_id_seq AS bigint CACHE 1;
+COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
+'Ids of tasks. CACHE must stay 1: the order of a message group is the order in which ids are drawn.';
+
+CREATE TABLE taskoutbox.task_outbox (
+	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
+	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	receive_count integer NOT NULL DEFAULT 0,
+	queue text NOT NULL DEFAULT 'default',
+	group_id text,
+	task_type text NOT NULL,
+	payload jsonb NOT NULL DEFAULT '{}',
+	deduplication_id text,
+	headers jsonb,
+	last_error text
+);
+ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
+COMMENT ON TABLE taskoutbox.task_outbox IS
+'Tasks that are not done yet: one row each, written by enqueue in the caller''s transaction, gone when the task is done.';
+COMMENT ON COLUMN taskoutbox.task_outbox.receive_count IS
+'How often the message was given out and came back. Written when it comes back, not when it is given out.';
+
+CREATE TABLE taskoutbox.dead_letter (
+	id bigint NOT NULL PRIMARY KEY,
+	enqueued_at timestamp with time zone NOT NULL,
+	died_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	receive_count integer NOT NULL,
+	queue text NOT NULL,
+	task_type text NOT NULL,
+	payload jsonb NOT NULL,
+	group_id text,
+	deduplication_id text,
+	headers jsonb,
+	reason text NOT NULL,
+	last_error text
+);
+COMMENT ON TABLE taskoutbox.dead_letter IS
+'Messages that were given up, with the reason: given out max_receive_count times and never deleted.';
+
+-- Users' rows belong into dumps, the extension's definition does not.
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.queue', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.dead_letter', '');
+
+
+/*
+ * Types: composite types, because they can gain columns later
+ */
+
+CREATE TYPE taskoutbox.enqueued AS (
+	id bigint,
+	duplicate boolean
+);
+COMMENT ON TYPE taskoutbox.enqueued IS
+'Result of enqueue: the id of the task, and whether it is a duplicate of a task that was there before.';
+
+CREATE TYPE taskoutbox.message AS (
+	id bigint,
+	receipt_handle text,
+	queue text,
+	task_type text,
+	payload jsonb,
+	group_id text,
+	deduplication_id text,
+	headers jsonb,
+	enqueued_at timestamp with time zone,
+	receive_count integer,
+	last_error text
+);
+COMMENT ON TYPE taskoutbox.message IS
+'A message as receive gives it out. receive_count is 1 the first time.';
+
+
+/*
+ * Rows that come in by other means than enqueue (COPY, INSERT by the owner,
+ * restore, logical replication, which only fires ALWAYS triggers).
+ */
+
+CREATE FUNCTION taskoutbox.task_outbox_check() RETURNS trigger
+LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_task_outbox_check';
+COMMENT ON FUNCTION taskoutbox.task_outbox_check() IS
+'Trigger: checks a row that was not written by enqueue, and tells the relay of it.';
+
+CREATE TRIGGER task_outbox_check BEFORE INSERT ON taskoutbox.task_outbox
+FOR EACH ROW EXECUTE FUNCTION taskoutbox.task_outbox_check();
+ALTER TABLE taskoutbox.task_outbox ENABLE ALWAYS TRIGGER task_outbox_check;
+
+CREATE FUNCTION taskoutbox.queue_changed() RETURNS trigger
+LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_queue_changed';
+COMMENT ON FUNCTION taskoutbox.queue_changed() IS
+'Trigger: makes every session and the relay read the queues'' settings again.';
+
+CREATE TRIGGER queue_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.queue
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.queue_changed();
+ALTER TABLE taskoutbox.queue ENABLE ALWAYS TRIGGER queue_changed;
+
+
+/*
+ * Producers
+ */
+
+CREATE FUNCTION taskoutbox.enqueue(
+	task_type text,
+	payload jsonb DEFAULT '{}',
+	group_id text DEFAULT NULL,
+	deduplication_id text DEFAULT NULL,
+	queue text DEFAULT 'default',
+	deliver_at timestamp with time zone DEFAULT NULL,
+	headers jsonb DEFAULT NULL,
+	deduplication_window interval DEFAULT NULL
+) RETURNS taskoutbox.enqueued
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_enqueue';
+COMMENT ON FUNCTION taskoutbox.enqueue(text, jsonb, text, text, text, timestamp with time zone, jsonb, interval) IS
+'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. Errors: TO001 to TO008.';
+
+
+/*
+ * Consumers
+ */
+
+CREATE FUNCTION taskoutbox.receive(
+	queue text DEFAULT 'default',
+	max_messages integer DEFAULT 1,
+	visibility_timeout interval DEFAULT NULL,
+	wait interval DEFAULT '0'
+) RETURNS SETOF taskoutbox.message
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_receive';
+COMMENT ON FUNCTION taskoutbox.receive(text, integer, interval, interval) IS
+'Takes up to max_messages (1 to 1000) messages that are ready, and hides them from others for visibility_timeout (NULL: the queue''s; up to 12 hours). With wait (up to 20 s) it waits that long for a first message. Not undone by a rollback: the message comes back when its timeout ends. Errors: TO001, TO005, TO010, 55000.';
+
+CREATE FUNCTION taskoutbox.delete(receipt_handle text, missing_ok boolean DEFAULT false) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_delete';
+COMMENT ON FUNCTION taskoutbox.delete(text, boolean) IS
+'Deletes a received message, in the caller''s transaction: the task is done exactly if that transaction commits. A receipt handle whose visibility timeout has ended is an error (TO012), or false with missing_ok. Errors: TO011 malformed handle, TO012 stale handle, TO013 being deleted by another transaction.';
+
+CREATE FUNCTION taskoutbox.delete(receipt_handles text[], missing_ok boolean DEFAULT false) RETURNS integer
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_delete_array';
+COMMENT ON FUNCTION taskoutbox.delete(text[], boolean) IS
+'Deletes received messages, in the caller''s transaction, and returns how many. One stale receipt handle fails the whole call, unless missing_ok.';
+
+CREATE FUNCTION taskoutbox.change_visibility(receipt_handle text, visibility_timeout interval, error text DEFAULT NULL) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_change_visibility';
+COMMENT ON FUNCTION taskoutbox.change_visibility(text, interval, text) IS
+'Sets when a received message becomes visible again, counted from now (0 to 12 hours; 0 gives it back at once). Not undone by a rollback. error is kept as the message''s last_error. Errors: TO010 to TO013.';
+
+
+/*
+ * Queues
+ */
+
+CREATE FUNCTION taskoutbox.create_queue(
+	name text,
+	backend text DEFAULT 'embedded',
+	visibility_timeout interval DEFAULT '30 s',
+	max_receive_count integer DEFAULT 5
+) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+
+
+/*
+ * What is happening
+ */
+
+CREATE FUNCTION taskoutbox.get_relay_status(
+	OUT database_oid oid,
+	OUT state text,
+	OUT pid integer,
+	OUT since timestamp with time zone,
+	OUT messages bigint,
+	OUT message_groups bigint,
+	OUT memory_bytes bigint,
+	OUT restarts bigint,
+	OUT hint text
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_relay_status';
+COMMENT ON FUNCTION taskoutbox.get_relay_status() IS
+'What the view relay_status shows, from shared memory.';
+
+CREATE VIEW taskoutbox.relay_status AS
+SELECT d.datname AS database, s.state, s.pid, s.since, s.messages, s.message_groups, s.memory_bytes, s.restarts, s.hint
+FROM taskoutbox.get_relay_status() s LEFT JOIN pg_catalog.pg_database d ON d.oid OPERATOR(pg_catalog.=) s.database_oid;
+COMMENT ON VIEW taskoutbox.relay_status IS
+'The relay of every database that has one, and of this one: running or why not. messages, message_groups and memory_bytes are what it holds in memory.';
+
+CREATE FUNCTION taskoutbox.get_queue_metrics(
+	OUT queue text,
+	OUT backend text,
+	OUT waiting bigint,
+	OUT in_flight bigint,
+	OUT oldest_id bigint,
+	OUT delivered bigint,
+	OUT retried bigint,
+	OUT dead_lettered bigint,
+	OUT relay_running boolean
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_queue_metrics';
+COMMENT ON FUNCTION taskoutbox.get_queue_metrics() IS
+'What the view queue_metrics shows, from shared memory, after the relay has looked at everything committed so far.';
+
+CREATE VIEW taskoutbox.queue_metrics AS
+SELECT m.queue, m.backend, m.waiting, m.in_flight,
+	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (SELECT t.enqueued_at FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) m.oldest_id) AS oldest_age,
+	m.delivered, m.retried, m.dead_lettered, m.relay_running
+FROM taskoutbox.get_queue_metrics() m;
+COMMENT ON VIEW taskoutbox.queue_metrics IS
+'Figures of every queue of this database. waiting and in_flight are now; delivered, retried and dead_lettered count since the server started. relay_running false: the figures are those of the last relay.';
+
+
+-- Functions and types are open to PUBLIC by default, tables and views are not.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;

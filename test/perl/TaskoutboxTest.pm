@@ -1,0 +1,276 @@
+# What the TAP tests of taskoutbox share: private servers with the library
+# preloaded, sessions through DBI (several at a time from one process, with
+# SQLSTATEs), and ways to wait for a condition instead of sleeping.
+
+package TaskoutboxTest;
+
+use strict;
+use warnings FATAL => 'all';
+
+use Exporter 'import';
+use Carp;
+use DBI;
+use DBD::Pg qw(:async);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC usleep);
+
+our @EXPORT = qw(
+  new_node
+  session
+  rows
+  value
+  state_of
+  start_query
+  wait_query
+  query_ready
+  backend_pid
+  mono
+  poll
+  wait_for_relay
+  relay_pid
+  launcher_pid
+  wait_until_waiting
+  receive
+  ids
+  enqueue
+  crash
+);
+
+# How long a wait for a condition may last before the test gives up.  Nothing
+# that works takes anywhere near that long.
+our $patience = $PostgreSQL::Test::Utils::timeout_default;
+
+# Seconds on a clock that nobody sets, the same for all processes of the host.
+sub mono
+{
+	return clock_gettime(CLOCK_MONOTONIC);
+}
+
+# A started server with the extension in database postgres and its relay
+# running.  Options: conf => lines for postgresql.conf, init => [arguments of
+# init], extension => 0 to leave CREATE EXTENSION out.
+sub new_node
+{
+	my ($name, %opt) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(@{ $opt{init} || [] });
+
+	# log_line_prefix has %b, so that the log says which worker speaks.
+	# restart_after_crash is on in real life, and off in this framework.
+	$node->append_conf('postgresql.conf', qq(
+shared_preload_libraries = 'taskoutbox'
+max_prepared_transactions = 50
+max_connections = 60
+restart_after_crash = on
+log_line_prefix = '%m [%p] %b %q%a '
+log_statement = none
+));
+	$node->append_conf('postgresql.conf', $opt{conf}) if defined $opt{conf};
+	$node->start;
+
+	if (!defined $opt{extension} || $opt{extension})
+	{
+		$node->safe_psql('postgres', 'CREATE EXTENSION taskoutbox');
+		wait_for_relay($node, 'postgres');
+	}
+	return $node;
+}
+
+# A DBI session: every error is an exception, nothing is printed.
+sub session
+{
+	my ($node, %opt) = @_;
+	my $db = defined $opt{dbname} ? $opt{dbname} : 'postgres';
+	my $user = defined $opt{user} ? $opt{user} : (getpwuid($<))[0];
+	my $app = defined $opt{app} ? $opt{app} : 'taptest';
+
+	return DBI->connect(
+		sprintf("dbi:Pg:dbname=%s;host=%s;port=%s;application_name=%s",
+			$db, $node->host, $node->port, $app),
+		$user, '',
+		{
+			RaiseError => 1,
+			PrintError => 0,
+			PrintWarn => 0,
+			AutoCommit => 1,
+			AutoInactiveDestroy => 1,
+			%{ $opt{attr} || {} }
+		});
+}
+
+# All rows as hashes.
+sub rows
+{
+	my ($dbh, $sql, @bind) = @_;
+	return @{ $dbh->selectall_arrayref($sql, { Slice => {} }, @bind) };
+}
+
+# The first column of the first row.
+sub value
+{
+	my ($dbh, $sql, @bind) = @_;
+	return ($dbh->selectrow_array($sql, undef, @bind))[0];
+}
+
+# The SQLSTATE with which a statement fails, 00000 if it does not.
+sub state_of
+{
+	my ($dbh, $sql, @bind) = @_;
+	my $ok = eval {
+		my $sth = $dbh->prepare($sql);
+		$sth->execute(@bind);
+		$sth->fetchall_arrayref if $sth->{NUM_OF_FIELDS};
+		1;
+	};
+	return '00000' if $ok;
+	return $dbh->state || 'no SQLSTATE';
+}
+
+sub backend_pid
+{
+	my ($dbh) = @_;
+	return $dbh->{pg_pid};
+}
+
+# Sends a statement and does not wait for it: see wait_query.
+sub start_query
+{
+	my ($dbh, $sql, @bind) = @_;
+	my $sth = $dbh->prepare($sql, { pg_async => PG_ASYNC });
+	$sth->execute(@bind);
+	return $sth;
+}
+
+sub query_ready
+{
+	my ($sth) = @_;
+	return $sth->{Database}->pg_ready;
+}
+
+# The rows of a statement that start_query sent.  Throws its error.
+sub wait_query
+{
+	my ($sth) = @_;
+	poll(sub { query_ready($sth) }) or croak "statement did not end";
+	$sth->{Database}->pg_result;
+	return $sth->{NUM_OF_FIELDS} ? @{ $sth->fetchall_arrayref({}) } : ();
+}
+
+# Calls a condition until it is true.  Returns false at the end of $seconds.
+# An error in it (server restarting) is "not yet".
+sub poll
+{
+	my ($condition, $seconds) = @_;
+	my $end = mono() + (defined $seconds ? $seconds : $patience);
+
+	for (;;)
+	{
+		my $r = eval { $condition->() };
+		return $r if $r;
+		return 0 if mono() > $end;
+		usleep(5_000);
+	}
+}
+
+sub relay_pid
+{
+	my ($dbh, $db) = @_;
+	$db = $dbh->{pg_db} unless defined $db;
+	return value($dbh, q(SELECT pid FROM taskoutbox.relay_status
+		WHERE database = $1 AND state = 'running'), $db);
+}
+
+# From the server's own view, since launchers are not in ours.
+sub launcher_pid
+{
+	my ($dbh) = @_;
+	return value($dbh, q(SELECT pid FROM pg_stat_activity
+		WHERE backend_type = 'taskoutbox launcher'));
+}
+
+# Waits until the relay of a database runs, and returns its pid.
+sub wait_for_relay
+{
+	my ($node, $db, $seconds) = @_;
+	my $dbh;
+
+	$db = 'postgres' unless defined $db;
+	my $pid = poll(
+		sub {
+			$dbh ||= session($node, dbname => $db);
+			my $p = eval { relay_pid($dbh, $db) };
+			$dbh = undef if !defined $p && !$dbh->ping;
+			return $p;
+		},
+		$seconds);
+	$dbh->disconnect if $dbh;
+	croak "no relay runs for database $db" unless $pid;
+	return $pid;
+}
+
+# Waits until the session with that pid sleeps inside a statement, waiting for
+# the relay.
+sub wait_until_waiting
+{
+	my ($dbh, @pids) = @_;
+
+	for my $pid (@pids)
+	{
+		poll(
+			sub {
+				value($dbh, q(SELECT count(*) FROM pg_stat_activity WHERE pid = $1
+					AND state = 'active' AND wait_event_type = 'Extension'), $pid);
+			}) or croak "session $pid does not wait";
+	}
+	return 1;
+}
+
+# Receives, as hashes.  Options: queue, max, vt, wait.
+sub receive
+{
+	my ($dbh, %opt) = @_;
+	return rows(
+		$dbh,
+		'SELECT * FROM taskoutbox.receive($1, $2::int, $3::interval, $4::interval)',
+		defined $opt{queue} ? $opt{queue} : 'default',
+		defined $opt{max} ? $opt{max} : 1,
+		$opt{vt},
+		defined $opt{wait} ? $opt{wait} : '0');
+}
+
+sub ids
+{
+	return join(' ', map { $_->{id} } @_);
+}
+
+# Enqueues a task of a group (undef: none) and returns its id.
+sub enqueue
+{
+	my ($dbh, $group, $payload, $queue) = @_;
+	return value(
+		$dbh,
+		q{SELECT id FROM taskoutbox.enqueue('test', $1::jsonb, group_id => $2, queue => $3)},
+		defined $payload ? $payload : '{}',
+		$group,
+		defined $queue ? $queue : 'default');
+}
+
+# Kills one backend with SIGKILL, which makes the postmaster restart everything,
+# and waits until the server and the relay are back.
+sub crash
+{
+	my ($node) = @_;
+	my $victim = session($node);
+	my $pid = backend_pid($victim);
+	my $start = value($victim, 'SELECT pg_postmaster_start_time()');
+	my $offset = -s $node->logfile;
+
+	kill 'KILL', $pid or croak "cannot kill $pid: $!";
+	$node->wait_for_log(qr/terminated by signal 9/, $offset);
+	$node->wait_for_log(qr/database system is ready to accept connections/, $offset);
+	return wait_for_relay($node, 'postgres');
+}
+
+1;

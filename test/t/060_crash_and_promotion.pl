@@ -1,0 +1,108 @@
+# Rows that wait, and messages in flight, survive a crash of the server and the
+# promotion of a standby (case C17; also what a standby says and does before).
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use TaskoutboxTest;
+use Test::More;
+
+my $node = new_node('primary', init => [ allows_streaming => 1 ], conf => 'shared_buffers = 32MB');
+my $dbh = session($node);
+
+# A crash with rows waiting, one in flight, one being deleted by an open transaction,
+# one prepared, one not committed.
+my @group = map { enqueue($dbh, 'g') } 1 .. 3;
+my $loose = enqueue($dbh, undef);
+my ($m) = receive($dbh, vt => '12 h', max => 1, wait => '5 s');
+is($m->{id}, $group[0], 'the head of the group is in flight');
+my $open = session($node);
+my ($n) = receive($open, vt => '12 h', max => 1, wait => '5 s');
+is($n->{id}, $loose, 'another message too');
+$open->do('BEGIN');
+is(value($open, 'SELECT taskoutbox.delete($1)', $n->{receipt_handle}), 1, 'and is being deleted');
+enqueue($open, 'g');
+my $prepared = session($node);
+$prepared->do('BEGIN');
+my $p = enqueue($prepared, 'p');
+$prepared->do("PREPARE TRANSACTION 'p'");
+
+crash($node);
+$dbh = session($node);
+is( value($dbh, q(SELECT string_agg(id::text, ' ' ORDER BY id) FROM taskoutbox.task_outbox)),
+	"@group $loose", 'after a crash: committed rows are there, and no others');
+my @again = receive($dbh, vt => '1 s', max => 10, wait => '5 s');
+is(join(' ', sort { $a <=> $b } map { $_->{id} } @again),
+	"@group $loose", 'what was in flight is given out again, with what waited');
+is(join(' ', map { $_->{id} } grep { defined $_->{group_id} } @again), "@group", 'in order');
+is(state_of($dbh, 'SELECT taskoutbox.delete($1)', $m->{receipt_handle}), 'TO012',
+	'a handle from before the crash is stale');
+is(value($dbh, 'SELECT taskoutbox.delete($1, true)', $m->{receipt_handle}), 0, 'or nothing, with missing_ok');
+$dbh->do("COMMIT PREPARED 'p'");
+my ($q) = grep { $_->{id} == $p } map { receive($dbh, max => 10, vt => '1 s', wait => '5 s') } 1;
+is($q && $q->{id}, $p, 'a transaction prepared before the crash is delivered when it commits');
+
+# A crash of the relay itself, and of the launcher, is a crash of the server.
+for my $who (qw(relay launcher))
+{
+	my $pid = $who eq 'relay' ? relay_pid($dbh) : launcher_pid($dbh);
+	my $offset = -s $node->logfile;
+	my $id = enqueue($dbh, "killed-$who");
+	kill 'KILL', $pid;
+	$node->wait_for_log(qr/database system is ready to accept connections/, $offset);
+	wait_for_relay($node);
+	$dbh = session($node);
+	ok((grep { $_->{id} == $id } receive($dbh, max => 100, wait => '5 s')), "kill -9 of the $who: the row is delivered");
+}
+
+# Immediate stop and start.
+my $id = enqueue($dbh, 'stop');
+$node->stop('immediate');
+$node->start;
+wait_for_relay($node);
+$dbh = session($node);
+ok((grep { $_->{id} == $id } receive($dbh, max => 100, vt => '1 min', wait => '5 s')), 'immediate stop: the row is delivered');
+$dbh->do('DELETE FROM taskoutbox.task_outbox');
+
+# A standby.
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+
+@group = map { enqueue($dbh, 'g') } 1 .. 3;
+$loose = enqueue($dbh, undef);
+my @taken = receive($dbh, max => 2, vt => '12 h', wait => '5 s');
+is(scalar(@taken), 2, 'two are in flight on the primary');
+$node->wait_for_catchup($standby);
+
+my $sb = session($standby);
+is(value($sb, 'SELECT count(*) FROM taskoutbox.task_outbox'), 4, 'the standby has the rows');
+is(value($sb, q(SELECT count(*) FROM taskoutbox.relay_status WHERE state = 'running')), 0, 'and no relay');
+is(value($sb, q(SELECT count(*) FROM taskoutbox.relay_status)), 1, 'its relay_status says so');
+is(value($sb, q(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'taskoutbox relay')), 0, 'no worker is connected');
+is(state_of($sb, q(SELECT taskoutbox.enqueue('test'))), '25006', 'enqueue on a standby: read-only');
+like(state_of($sb, q(SELECT * FROM taskoutbox.receive())), qr/^(?:25006|55000)$/, 'receive on a standby is refused');
+is(state_of($sb, q(SELECT * FROM taskoutbox.queue_metrics)), '00000', 'the views answer');
+
+$node->stop('fast');
+$standby->promote;
+wait_for_relay($standby);
+pass('promotion brings the relay, without a restart');
+my @all = receive($sb, max => 10, vt => '1 min', wait => '5 s');
+is(join(' ', sort { $a <=> $b } map { $_->{id} } @all),
+	"@group $loose", 'after promotion every row is delivered, also what the old primary had in flight');
+is(join(' ', map { $_->{id} } grep { defined $_->{group_id} } @all), "@group", 'in order');
+is(value($sb, 'SELECT count(taskoutbox.delete(h)) FROM unnest($1::text[]) h', [ map { $_->{receipt_handle} } @all ]), 4, 'and deleted');
+$id = enqueue($sb, 'g');
+is(ids(receive($sb, wait => '5 s')), $id, 'and new ones too, with new ids');
+cmp_ok($id, '>', $loose, 'above the old ones');
+
+unlike(slurp_file($_->logfile), qr/PANIC|signal 6|signal 11|TRAP:/, $_->name . ': no crash of our making')
+  for $node, $standby;
+
+done_testing();
