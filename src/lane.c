@@ -118,8 +118,9 @@ bool
 lanes_set_queues(DatabaseSlot *db)
 {
 	const QueueSettings *list;
-	int			n = Min(queue_list(&list), taskoutbox_max_queues);
+	int			n = queue_list(&list);
 
+	n = Min(n, taskoutbox_max_queues);
 	for (int i = 0; i < lane_nqueues; i++)
 	{
 		bool		found = false;

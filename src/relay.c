@@ -267,28 +267,24 @@ add_id(IdList *list, int64 id, bool is_popped)
 	list->n++;
 }
 
-/* Returns from where the table is to be read instead. */
-static int64
-add_runs(IdList *list, const IdRun *runs, int nruns, bool is_popped)
+/* Lowers *from to where the table is to be read instead. */
+static void
+add_runs(IdList *list, const IdRun *runs, int nruns, bool is_popped, int64 *from)
 {
-	int64		from = NO_SWEEP;
-
 	for (int i = 0; i < nruns; i++)
 	{
 		if (runs[i].last - runs[i].first >= RUN_MAX)
-			from = Min(from, runs[i].first);
+			*from = Min(*from, runs[i].first);
 		else
 			for (int64 id = runs[i].first; id <= runs[i].last; id++)
 				add_id(list, id, is_popped);
 	}
-	return from;
 }
 
 /* What backends announce that are about to commit. */
-static int64
-read_announcements(IdList *list)
+static void
+read_announcements(IdList *list, int64 *from)
 {
-	int64		from = NO_SWEEP;
 	IdRun	   *runs = palloc(taskoutbox_announce_size * sizeof(IdRun));
 
 	for (int i = 0; i < shared->nbackends; i++)
@@ -304,32 +300,30 @@ read_announcements(IdList *list)
 		{
 			nruns = slot->nruns;
 			memcpy(runs, slot->runs, nruns * sizeof(IdRun));
-			from = Min(from, slot->sweep);
+			*from = Min(*from, slot->sweep);
 		}
 		SpinLockRelease(&slot->mutex);
-		from = Min(from, add_runs(list, runs, nruns, false));
+		add_runs(list, runs, nruns, false, from);
 	}
-	return from;
 }
 
-static int64
-pop_committed(IdList *list)
+static void
+pop_committed(IdList *list, int64 *from)
 {
 	static IdRun *runs = NULL;
-	int64		from;
+	int64		sweep;
 	int			n;
 
 	if (runs == NULL)
 		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_ring_size * sizeof(IdRun));
 
-	n = ring_pop(db, &db->committed, runs, &from);
-	from = Min(from, add_runs(list, runs, n, true));
+	n = ring_pop(db, &db->committed, runs, &sweep);
+	*from = Min(*from, sweep);
+	add_runs(list, runs, n, true, from);
 
 	for (int i = 0; i < ncarried; i++)
 		add_id(list, carried[i], false);
 	ncarried = 0;
-
-	return from;
 }
 
 static void
@@ -349,9 +343,10 @@ static void
 take_in_row(OutboxReader *reader)
 {
 	OutboxRow	row = outbox_row(reader);
+	XLogRecPtr	commit_at = TransactionIdGetCommitLSN(row.xmin);
 
 	/* Zero for what is on disk for sure. */
-	flush_to = Max(flush_to, TransactionIdGetCommitLSN(row.xmin));
+	flush_to = Max(flush_to, commit_at);
 	lanes_accept(&row, false);
 }
 
@@ -408,14 +403,14 @@ take_in(TimestampTz now)
 	Snapshot	snapshot;
 	OutboxReader *reader;
 	IdList		list = {0};
-	int64		sweep_from;
+	int64		sweep_from = NO_SWEEP;
 	int64		refill_from;
 	bool		is_settled = floor_is_settled();
 
 	/* The order of these three is what everything stands on. */
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	sweep_from = read_announcements(&list);
-	sweep_from = Min(sweep_from, pop_committed(&list));
+	read_announcements(&list, &sweep_from);
+	pop_committed(&list, &sweep_from);
 
 	refill_from = lanes_begin_pass();
 	if (now >= next_fallback)
