@@ -26,10 +26,10 @@ REVOKE ALL ON SCHEMA taskoutbox FROM PUBLIC;
  */
 
 CREATE TABLE taskoutbox.queue (
-	name text NOT NULL PRIMARY KEY,
-	backend text NOT NULL,
-	visibility_timeout interval NOT NULL,
-	max_receive_count integer NOT NULL
+	name text NOT NULL PRIMARY KEY CHECK (pg_catalog.length(name) BETWEEN 1 AND 128),
+	backend text NOT NULL CHECK (backend OPERATOR(pg_catalog.=) 'embedded'),
+	visibility_timeout interval NOT NULL CHECK (visibility_timeout OPERATOR(pg_catalog.>) '0' AND visibility_timeout OPERATOR(pg_catalog.<=) '12 hours'),
+	max_receive_count integer NOT NULL CHECK (max_receive_count BETWEEN 1 AND 1000)
 );
 COMMENT ON TABLE taskoutbox.queue IS
 'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
@@ -173,7 +173,7 @@ COMMENT ON FUNCTION taskoutbox.delete(text, boolean) IS
 CREATE FUNCTION taskoutbox.delete(receipt_handles text[], missing_ok boolean DEFAULT false) RETURNS integer
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_delete_array';
 COMMENT ON FUNCTION taskoutbox.delete(text[], boolean) IS
-'Deletes received messages, in the caller''s transaction, and returns how many. One stale receipt handle fails the whole call, unless missing_ok.';
+'Deletes received messages, in the caller''s transaction, and returns how many (0 for NULL, which array_agg gives for no messages). One stale receipt handle fails the whole call, unless missing_ok.';
 
 CREATE FUNCTION taskoutbox.change_visibility(receipt_handle text, visibility_timeout interval, error text DEFAULT NULL) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_change_visibility';

@@ -4,7 +4,8 @@
  *
  * receive takes what the relay has put on offer, and asks the relay only when
  * nothing is. It reads the rows as they are at this moment, so it works in a
- * transaction of any age and isolation level. delete marks the lease, then
+ * transaction of any age and isolation level (a row that another transaction is
+ * changing is left to the relay). delete marks the lease, then
  * deletes the row in the caller's transaction: work and delete commit together.
  * A lease itself is not transactional: a receive that is rolled back keeps it
  * (the message comes back when its time is up); one that fails gives it back.
@@ -87,7 +88,7 @@ detoasted(TupleTableSlot *slot, int column)
 static int
 return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 {
-	OutboxReader *reader = outbox_begin(SnapshotSelf);
+	OutboxReader *reader = outbox_begin_dirty();
 	TupleTableSlot *slot = reader->slot;
 	text	   *queue_text = cstring_to_text(queue);
 	int			n = 0;
@@ -98,7 +99,7 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 		Datum		values[MESSAGE_COLUMNS];
 		bool		nulls[MESSAGE_COLUMNS] = {false};
 		bool	   *isnull = slot->tts_isnull;
-		bool		found = outbox_lookup(reader, receipt->id);
+		bool		found = outbox_look(reader, receipt->id) == OUTBOX_HERE;
 
 		if (found)
 		{
@@ -292,7 +293,9 @@ taskoutbox_delete_array(PG_FUNCTION_ARGS)
 	require_preload("delete");
 	PreventCommandIfReadOnly("taskoutbox.delete()");
 	PreventCommandIfParallelMode("taskoutbox.delete()");
-	check_not_null("receipt_handles", fcinfo, 0);
+	/* What array_agg makes of no messages. */
+	if (PG_ARGISNULL(0))
+		PG_RETURN_INT32(0);
 
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT,
 					  &handles, &nulls, &n);

@@ -17,6 +17,7 @@
 #include "access/xact.h"
 #include "storage/lwlock.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "lane.h"
@@ -30,7 +31,8 @@
 /* How often to look at a row that an open transaction changes. */
 #define BUSY_RETRY (500 * INT64CONST(1000))
 
-static const char *const too_many_receives = "received max_receive_count times without being deleted";
+/* How often to complain about a row that cannot be changed at all. */
+#define REPORT_INTERVAL (60 * USECS_PER_SEC)
 
 /* Lanes that are out because someone changes a row, and when to look again. */
 static int	nbusy = 0;
@@ -77,6 +79,54 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
 }
 
 /*
+ * Write down that a message came back, or that it is dead. What fails for one
+ * row must not stop the others: it is reported, and tried again later.
+ */
+static bool
+count_or_bury(int64 id, int receive_count, bool is_last)
+{
+	static TimestampTz next_report = 0;
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool done = false;
+
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		done = is_last ?
+			outbox_bury(id, receive_count, "received max_receive_count times without being deleted") :
+			outbox_count_receive(id, receive_count);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		/* A cancel or shutdown is for the relay as a whole. */
+		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED || error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
+			ReThrowError(error);
+		if (GetCurrentTimestamp() >= next_report)
+			ereport(LOG,
+					(errcode(error->sqlerrcode),
+					 errmsg("taskoutbox relay could not %s message " INT64_FORMAT ": %s",
+							is_last ? "move to the dead letters" : "count a receive of",
+							id, error->message),
+					 errhint("It tries again; its message group waits.")));
+		next_report = GetCurrentTimestamp() + REPORT_INTERVAL;
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+
+	return done;
+}
+
+/*
  * A message is back. Count it if a consumer had it, and bury it if that was once
  * too often. Returns what is true of the row then; BUSY when someone has it.
  */
@@ -85,19 +135,19 @@ settle_returned(Message *message, const OutboxRow *row)
 {
 	Queue	   *queue = message->lane->queue;
 	int			receive_count = row->receive_count + 1;
+	bool		is_last;
 
 	if (!message->came_back)
 		return OUTBOX_HERE;
 
-	if (receive_count >= queue->settings.max_receive_count)
+	is_last = receive_count >= queue->settings.max_receive_count;
+	if (!count_or_bury(message->id, receive_count, is_last))
+		return OUTBOX_BUSY;
+	if (is_last)
 	{
-		if (!outbox_bury(message->id, receive_count, too_many_receives))
-			return OUTBOX_BUSY;
 		queue->slot->dead_lettered++;
 		return OUTBOX_GONE;
 	}
-	if (!outbox_count_receive(message->id, receive_count))
-		return OUTBOX_BUSY;
 	queue->slot->retried++;
 	message->is_attempted = true;
 	message->came_back = false;
@@ -126,7 +176,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		dlist_node *node = next;
 		Message    *message = dlist_container(Message, in_lane, node);
 		LeaseState	state = lease_check(db->dboid, message->id, now);
-		OutboxRow	row;
+		OutboxRow	row = {0};
 		OutboxFate	fate;
 
 		next = dlist_has_next(&lane->messages, node) ? dlist_next_node(&lane->messages, node) : NULL;
@@ -139,7 +189,9 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 			continue;
 		}
 
-		fate = outbox_look(dirty, message->id, &row);
+		fate = outbox_look(dirty, message->id);
+		if (fate == OUTBOX_HERE)
+			row = outbox_row(dirty);
 		if (state == LEASE_HELD)
 		{
 			if (fate != OUTBOX_GONE)

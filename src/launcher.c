@@ -14,6 +14,8 @@
 #include "taskoutbox.h"
 #include "launcher.h"
 
+#include <signal.h>
+
 #include "access/heapam.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -57,6 +59,27 @@ static object_access_hook_type prev_object_access_hook = NULL;
 static Oid	probe_at_commit = InvalidOid;
 static bool check_extension_at_commit = false;
 
+/*
+ * The database is about to be dropped, and locked already: a relay that comes
+ * back waits for that lock, and then finds the database gone. DROP DATABASE
+ * itself waits 5 s for connections to end.
+ */
+static void
+stop_relay(Oid dboid)
+{
+	DatabaseSlot *db = database_slot(dboid);
+	int			pid = 0;
+
+	if (db)
+	{
+		SpinLockAcquire(&db->mutex);
+		pid = db->relay_pid;
+		SpinLockRelease(&db->mutex);
+	}
+	if (pid != 0)
+		kill(pid, SIGTERM);
+}
+
 static void
 launcher_object_access(ObjectAccessType access, Oid classId, Oid objectId, int subId, void *arg)
 {
@@ -69,6 +92,8 @@ launcher_object_access(ObjectAccessType access, Oid classId, Oid objectId, int s
 		probe_at_commit = objectId;
 	else if (access == OAT_DROP && classId == ExtensionRelationId)
 		check_extension_at_commit = true;
+	else if (access == OAT_DROP && classId == DatabaseRelationId)
+		stop_relay(objectId);
 }
 
 static void

@@ -3,11 +3,11 @@
  *	  The table task_outbox, row by row.
  *
  * Rows are found by their primary key, with the snapshot that the caller's
- * question needs: the relay's own snapshot for what has become visible, a dirty
- * one for what becomes of a row, the state of this moment (SnapshotSelf) for a
- * consumer, whose transaction may be older than the message. Direct access to
- * table and index, since no SQL statement can choose its snapshot like that;
- * the rare changes of a row are SQL, run as the table's owner.
+ * question needs: the relay's own snapshot for what has become visible; for what
+ * becomes of a row, and for consumers, whose transactions may be older than the
+ * message, the state of this moment, open changes of others included (a dirty
+ * snapshot). Direct access to table and index, since no SQL statement can choose
+ * its snapshot like that; rare changes of a row are SQL, run as the owner.
  */
 #include "taskoutbox.h"
 #include "outbox.h"
@@ -223,21 +223,16 @@ outbox_row(OutboxReader *reader)
 }
 
 OutboxFate
-outbox_look(OutboxReader *reader, int64 id, OutboxRow *row)
+outbox_look(OutboxReader *reader, int64 id)
 {
 	Snapshot	dirty = reader->scan->xs_snapshot;
-	OutboxFate	fate = OUTBOX_GONE;
 
-	position(reader, BTEqualStrategyNumber, F_INT8EQ, id);
-	while (outbox_next(reader))
-	{
-		/* The visibility check left there who is at work on the row. */
-		if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
-			return OUTBOX_BUSY;
-		*row = outbox_row(reader);
-		fate = OUTBOX_HERE;
-	}
-	return fate;
+	if (!outbox_lookup(reader, id))
+		return OUTBOX_GONE;
+	/* The visibility check left there who is at work on the row. */
+	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
+		return OUTBOX_BUSY;
+	return OUTBOX_HERE;
 }
 
 /*

@@ -70,7 +70,7 @@ extern bool outbox_next(OutboxReader *reader);
 extern OutboxRow outbox_row(OutboxReader *reader);
 extern void outbox_end(OutboxReader *reader);
 
-/* What became of a row, uncommitted changes of others included. */
+/* What became of a row; when it is HERE, the reader's slot has it. */
 typedef enum OutboxFate
 {
 	OUTBOX_GONE,
@@ -79,7 +79,7 @@ typedef enum OutboxFate
 } OutboxFate;
 
 extern OutboxReader *outbox_begin_dirty(void);
-extern OutboxFate outbox_look(OutboxReader *reader, int64 id, OutboxRow *row);
+extern OutboxFate outbox_look(OutboxReader *reader, int64 id);
 
 /*
  * Statements, run as the owner of the table. They return false when the row is

@@ -44,8 +44,8 @@
 #include "queue.h"
 #include "shared.h"
 
-/* A longer run of ids is read from the table instead. */
-#define RUN_MAX 1000
+/* When more ids than these are named, the table is read instead. */
+#define NAMED_MAX 100000
 
 /* While the table is read, serve consumers every so many rows. */
 #define SERVE_EVERY 4096
@@ -70,6 +70,11 @@ static int	carried_size = 0;
 
 /* What must be on disk before anything is handed out. */
 static XLogRecPtr flush_to = InvalidXLogRecPtr;
+
+/* Backends that wait for us, and whether all asked before the round began. */
+static Question *questions = NULL;
+static int	nquestions = 0;
+static bool asked_before = false;
 
 static bool is_started = false;
 static TimestampTz next_fallback = 0;
@@ -188,20 +193,20 @@ messages_on_offer(Queue *queue)
 }
 
 /*
- * Answer the questions that were open at the start of the round: one receive
- * per message on offer, and all that do not want to wait. Returns whether some
- * still wait, and in *renew whether others were answered in their queue: those
- * may never come, so it is worth a look soon.
+ * Answer questions: one receive per message on offer and, when all that was
+ * committed before they were asked is known, those that do not wait. Returns whether some still wait, and
+ * in *renew whether others were answered in their queue: those may never come,
+ * so it is worth a look soon.
  */
 static bool
-answer(Question *questions, int n, bool *renew)
+answer(bool *renew)
 {
 	static int	start = 0;		/* not always the same ones first */
 	int		   *on_offer;
 	bool		waiting = false;
 
 	*renew = false;
-	if (n == 0)
+	if (nquestions == 0)
 		return false;
 
 	on_offer = palloc(lane_nqueues * sizeof(int));
@@ -209,14 +214,14 @@ answer(Question *questions, int n, bool *renew)
 		on_offer[i] = messages_on_offer(&lane_queues[i]);
 
 	start++;
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < nquestions; i++)
 	{
-		Question   *question = &questions[(start + i) % n];
+		Question   *question = &questions[(start + i) % nquestions];
 		Queue	   *queue = lanes_queue(question->queue);
 
 		if (queue && on_offer[queue - lane_queues] > 0)
 			on_offer[queue - lane_queues]--;
-		else if (question->wait)
+		else if (question->wait || !asked_before)
 		{
 			waiting = true;
 			*renew |= queue && messages_on_offer(queue) > 0;
@@ -224,6 +229,7 @@ answer(Question *questions, int n, bool *renew)
 		}
 		ask_answer(db->dboid, question);
 	}
+	pfree(on_offer);
 	return waiting;
 }
 
@@ -273,7 +279,7 @@ add_runs(IdList *list, const IdRun *runs, int nruns, bool is_popped, int64 *from
 {
 	for (int i = 0; i < nruns; i++)
 	{
-		if (runs[i].last - runs[i].first >= RUN_MAX)
+		if (list->n + (runs[i].last - runs[i].first) >= NAMED_MAX)
 			*from = Min(*from, runs[i].first);
 		else
 			for (int64 id = runs[i].first; id <= runs[i].last; id++)
@@ -391,8 +397,13 @@ read_table(OutboxReader *reader, int64 from)
 		take_in_row(reader);
 		if (++n % SERVE_EVERY == 0)
 		{
+			bool		renew;
+
 			CHECK_FOR_INTERRUPTS();
 			serve();
+			nquestions = ask_open_questions(db->dboid, questions);
+			asked_before = false;
+			(void) answer(&renew);
 		}
 	}
 }
@@ -556,14 +567,13 @@ static void
 relay_loop(void)
 {
 	uint32		wait_event = COMPAT_WAIT_EVENT("TaskoutboxRelayMain");
-	Question   *questions = palloc(shared->nbackends * sizeof(Question));
 
+	questions = MemoryContextAlloc(TopMemoryContext, shared->nbackends * sizeof(Question));
 	round_context = AllocSetContextCreate(TopMemoryContext, "taskoutbox relay round",
 										  ALLOCSET_DEFAULT_SIZES);
 	for (;;)
 	{
 		TimestampTz next;
-		int			nquestions;
 		bool		waiting;
 		bool		renew;
 		long		timeout;
@@ -578,10 +588,11 @@ relay_loop(void)
 		MemoryContextReset(round_context);
 		MemoryContextSwitchTo(round_context);
 		nquestions = ask_open_questions(db->dboid, questions);
+		asked_before = true;
 		next = relay_round();
-		waiting = answer(questions, nquestions, &renew);
+		waiting = answer(&renew);
 
-		if (!may_sleep(waiting))
+		if (!may_sleep(waiting) || !asked_before)
 			continue;
 
 		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next);

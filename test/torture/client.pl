@@ -134,6 +134,7 @@ sub attempt
 
 my $txn = 0;	# number of this client's transaction
 my $pos = 0;	# number of this client's enqueue, in call order
+my $direct;	# may rows come in without enqueue (not if they are to be prepared)
 
 sub some_group
 {
@@ -153,7 +154,7 @@ sub enqueue
 	# Poison lives where its group may lose good messages with it.
 	my $poison = $queue eq 'short' && chance(.04) ? 1 : 0;
 	my $started = mono();
-	my $way = rand();
+	my $way = rand($direct ? 1 : .95);
 	my @record = ($queue, $group, $me, $txn, ++$pos, $started, $poison);
 
 	if ($way < .5)
@@ -263,6 +264,7 @@ sub produce
 	my $kind = kind();
 	my ($gid, $unknown);
 	$txn++;
+	$direct = $kind !~ /^prepared/;
 
 	my $ok = attempt(
 		sub {
