@@ -74,7 +74,7 @@ test:
 	+@test/run
 
 help:
-	@echo 'make demo              install what is missing (root, Debian), build, and tell the story on a throw-away server'
+	@echo 'make demo              install what is missing (root, Debian), build, install, and tell the story on a throw-away server'
 	@echo 'make demo KEEP=1       the same, and leave that server running'
 	@echo 'make test              install what is missing (root, Debian), build, install, and run all tests'
 	@echo 'make, make install     build, install'

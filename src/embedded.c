@@ -8,8 +8,8 @@
  * back. For that the relay looks at what the ring of ended ids names, and at
  * leases whose time is up: at the lease first, then at the row, with a dirty
  * snapshot. Gone: done. Being changed by an open transaction: still out. There:
- * back, and if a consumer had it, counted, and after max_receive_count times
- * moved to the dead letters.
+ * back. When all of a lane are back, those that a consumer had are counted, and
+ * after max_receive_count times moved to the dead letters.
  */
 #include "taskoutbox.h"
 #include "backend.h"
@@ -24,9 +24,6 @@
 #include "lease.h"
 #include "outbox.h"
 #include "shared.h"
-
-/* A lane is offered for one receive, of as many messages as receives ask for. */
-#define LANE_OFFER_MAX 10
 
 /* How often to look at a row that an open transaction changes. */
 #define BUSY_RETRY (500 * INT64CONST(1000))
@@ -127,104 +124,127 @@ count_or_bury(int64 id, int receive_count, bool is_last)
 }
 
 /*
- * A message is back. Count it if a consumer had it, and bury it if that was once
- * too often. Returns what is true of the row then; BUSY when someone has it.
- */
-static OutboxFate
-settle_returned(Message *message, const OutboxRow *row)
-{
-	Queue	   *queue = message->lane->queue;
-	int			receive_count = row->receive_count + 1;
-	bool		is_last;
-
-	if (!message->came_back)
-		return OUTBOX_HERE;
-
-	is_last = receive_count >= queue->settings.max_receive_count;
-	if (!count_or_bury(message->id, receive_count, is_last))
-		return OUTBOX_BUSY;
-	if (is_last)
-	{
-		queue->slot->dead_lettered++;
-		return OUTBOX_GONE;
-	}
-	queue->slot->retried++;
-	message->is_attempted = true;
-	message->came_back = false;
-	return OUTBOX_HERE;
-}
-
-/*
- * Look at the messages of a lane that are out. With look_at_all the rows of held
- * leases, too: an id that ended was lost.
+ * Look at the messages of a lane that are out: at their leases, then at rows.
+ * They are counted when all of them are back, so that a crash finds none counted
+ * whose elders in the lane are not. With look_at_all the rows of held leases are
+ * looked at, too: an id that ended was lost.
  */
 static void
 settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, bool look_at_all)
 {
+	Queue	   *queue = lane->queue;
+	int			nout = lane->nout;
 	int			still_out = 0;
-	int			left = lane->nout;
-	dlist_node *next;
+	dlist_mutable_iter iter;
 
-	if (lane->nout == 0 || is_on_offer(lane))
+	if (nout == 0 || is_on_offer(lane))
 		return;
 
 	nbusy -= lane->is_busy;
 	lane->is_busy = false;
-	next = dlist_head_node(&lane->messages);
-	for (int i = 0; i < left; i++)
+
+	/* What is done, and what is still in somebody's hands? */
+	dlist_foreach_modify(iter, &lane->messages)
 	{
-		dlist_node *node = next;
-		Message    *message = dlist_container(Message, in_lane, node);
-		LeaseState	state = lease_check(db->dboid, message->id, now);
-		OutboxRow	row = {0};
+		Message    *message = dlist_container(Message, in_lane, iter.cur);
+		LeaseState	state;
 		OutboxFate	fate;
 
-		next = dlist_has_next(&lane->messages, node) ? dlist_next_node(&lane->messages, node) : NULL;
-
-		if (state == LEASE_EXPIRED)
-			message->came_back = true;
-		if (state == LEASE_HELD && !look_at_all)
-		{
-			still_out++;
-			continue;
-		}
-
-		fate = outbox_look(dirty, message->id);
-		if (fate == OUTBOX_HERE)
-			row = outbox_row(dirty);
-		if (state == LEASE_HELD)
-		{
-			if (fate != OUTBOX_GONE)
-			{
-				still_out++;
-				continue;
-			}
-			lease_drop(db->dboid, message->id);
-		}
+		if (nout-- == 0)
+			break;
+		state = lease_check(db->dboid, message->id, now);
+		fate = state == LEASE_HELD && !look_at_all ? OUTBOX_HERE :
+			outbox_look(dirty, message->id);
 
 		if (fate == OUTBOX_GONE)
-			lane->queue->slot->delivered++;
-		else if (fate == OUTBOX_HERE)
-			fate = settle_returned(message, &row);
+		{
+			lease_drop(db->dboid, message->id);
+			lanes_remove(message);
+			lane->nout--;
+		}
+		else if (state == LEASE_HELD || fate == OUTBOX_BUSY)
+		{
+			still_out++;
+			lane->is_busy |= fate == OUTBOX_BUSY;
+		}
+	}
 
-		if (fate == OUTBOX_BUSY)
+	/* All are back: count those that a consumer had. */
+	nout = still_out == 0 ? lane->nout : 0;
+	dlist_foreach_modify(iter, &lane->messages)
+	{
+		Message    *message = dlist_container(Message, in_lane, iter.cur);
+		OutboxRow	row;
+		bool		is_last;
+
+		if (nout-- <= 0)
+			break;
+		if (outbox_look(dirty, message->id) != OUTBOX_HERE)
 		{
 			still_out++;
 			lane->is_busy = true;
+			continue;
 		}
-		else if (fate == OUTBOX_GONE || row.queue != lane->queue->settings.key)
+		row = outbox_row(dirty);
+		is_last = row.receive_count + 1 >= queue->settings.max_receive_count;
+
+		if (lease_check(db->dboid, message->id, now) != LEASE_NONE)
+		{
+			if (!count_or_bury(message->id, row.receive_count + 1, is_last))
+			{
+				still_out++;
+				lane->is_busy = true;
+				continue;
+			}
+			lease_drop(db->dboid, message->id);
+			message->is_attempted = true;
+			if (is_last)
+			{
+				queue->slot->dead_lettered++;
+				lanes_remove(message);
+				lane->nout--;
+				continue;
+			}
+			queue->slot->retried++;
+		}
+		/* Its owner may have moved the row to another queue. */
+		if (row.queue != queue->settings.key)
 		{
 			lanes_remove(message);
 			lane->nout--;
-			/* Its owner may have moved the row to another queue. */
-			if (fate == OUTBOX_HERE)
-				lanes_accept(&row, false);
+			lanes_accept(&row, false);
 		}
 	}
-	nbusy += lane->is_busy;
 
+	nbusy += lane->is_busy;
 	if (still_out == 0)
 		lanes_return(lane);
+}
+
+/*
+ * Receives ask for more of a lane than is on offer: take the offers back, to be
+ * made anew.
+ */
+static void
+withdraw_offers(Queue *queue)
+{
+	QueueSlot  *slot = queue->slot;
+	uint64		taken;
+	dlist_mutable_iter iter;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	slot->width = slot->wanted;
+	taken = slot->taken;
+	slot->taken = slot->offered;
+	LWLockRelease(shared->lease_lock);
+
+	dlist_foreach_modify(iter, &queue->out)
+	{
+		Lane	   *lane = dlist_container(Lane, in_queue, iter.cur);
+
+		if (lane->offer_end > taken)
+			lanes_return(lane);
+	}
 }
 
 static TimestampTz
@@ -272,7 +292,7 @@ embedded_settle(DatabaseSlot *db)
 			if (message)
 				settle_lane(db, message->lane, dirty, now, false);
 			else
-				(void) lease_check(db->dboid, ids[i], now);
+				lease_drop(db->dboid, ids[i]);	/* of a row that is gone */
 		}
 		pfree(ids);
 	}
@@ -292,6 +312,12 @@ embedded_settle(DatabaseSlot *db)
 		}
 	}
 	outbox_end(dirty);
+
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		if (lane_queues[i].slot->width != lane_queues[i].slot->wanted)
+			withdraw_offers(&lane_queues[i]);
+	}
 
 	if (nbusy == 0)
 		busy_retry = DT_NOEND;
@@ -319,7 +345,7 @@ embedded_deliver(Queue *queue, Lane *lane, int room)
 	dlist_iter	iter;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	room = Min(room, Max(1, Min(slot->wanted, LANE_OFFER_MAX)));
+	room = Min(room, Max(1, slot->width));
 	dlist_foreach(iter, &lane->messages)
 	{
 		int64		id = dlist_container(Message, in_lane, iter.cur)->id;

@@ -5,7 +5,8 @@
  * enqueue checks everything that the queue would refuse later, then inserts the
  * row itself, without a statement: it skips triggers, row security and the
  * privileges on the table, which nobody but its owner has. Rows that come in
- * by other means meet the same checks in a trigger, which also tells the relay.
+ * by other means meet the same checks in a trigger, which also tells the relay;
+ * only their queue need not exist yet, since a restore can bring it later.
  */
 #include "taskoutbox.h"
 

@@ -12,8 +12,8 @@
  * only the smallest such id remembered (LeftBehind). As long as something of a
  * lane is left behind, all that comes later is, too, so nothing overtakes. When
  * there is room again the mark is forgotten and the table read from there, in
- * the order of ids, under one snapshot: what fits is taken in, and the first
- * that does not fit sets the mark again.
+ * the order of ids, under one snapshot: what fits is taken in, the first that
+ * does not fit sets the mark again, and ends the reading.
  */
 #include "taskoutbox.h"
 #include "lane.h"
@@ -83,14 +83,16 @@ static MemoryContext lane_context;
 static int64 nmessages = 0;
 static int64 nlanes = 0;
 
-/* Rows of queues that do not exist: where they begin. */
+/* Rows of queues that do not exist. */
 static LeftBehind orphans = {NO_SWEEP};
+static int64 norphans = 0;
 static bool queues_added = false;
 
-/* Passes are counted so that what is left behind is counted once. */
-static uint64 pass = 1;
-static int64 highest_id = 0;	/* of all that was ever passed to us */
-static int64 highest_before_pass = 0;	/* when the table is read: up to here again */
+/* What is being refilled, and the highest id ever seen, when reading began. */
+static dlist_head refilling_lanes = DLIST_STATIC_INIT(refilling_lanes);
+static int	nrefilling = 0;
+static int64 highest_id = 0;
+static int64 highest_before_scan = 0;	/* 0: not reading the table */
 
 void
 lanes_init(void)
@@ -200,7 +202,7 @@ lanes_group_count(void)
 int64
 lanes_orphan_count(void)
 {
-	return orphans.count;
+	return norphans;
 }
 
 /* Queues share the memory evenly: one without consumers starves no other. */
@@ -227,11 +229,11 @@ lane_limit(void)
 static void
 leave_behind(LeftBehind *left, int64 id)
 {
-	/* In a pass, what was counted before is seen again. */
-	if (left->from == NO_SWEEP)
-		left->pass = pass;
-	if (left->pass == pass || id > highest_before_pass)
-		left->count++;
+	if (left->from == NO_SWEEP && left->is_refilling)
+	{
+		left->is_refilling = false;
+		nrefilling--;
+	}
 	left->from = Min(left->from, id);
 }
 
@@ -248,7 +250,7 @@ lane_rest(Lane *lane)
 {
 	if (lane->nmessages > 0)
 		make_ready(lane);
-	else if (lane->left.from == NO_SWEEP)
+	else if (lane->left.from == NO_SWEEP && !lane->is_hungry)
 	{
 		if (lane->key != 0)
 			grouped_delete(grouped, lane->key);
@@ -334,6 +336,7 @@ lanes_accept(const OutboxRow *row, bool is_out)
 	Message    *message;
 	bool		found;
 	bool		is_attempted = is_out || row->receive_count > 0;
+	bool		is_new = row->id > highest_before_scan;
 	bool		was_out;
 
 	highest_id = Max(highest_id, row->id);
@@ -343,6 +346,7 @@ lanes_accept(const OutboxRow *row, bool is_out)
 	if (queue == NULL)
 	{
 		leave_behind(&orphans, row->id);
+		norphans += is_new;
 		return;
 	}
 
@@ -354,22 +358,22 @@ lanes_accept(const OutboxRow *row, bool is_out)
 
 		if (queue->left.from != NO_SWEEP)
 			left = &queue->left;
-		else if (lane && lane->left.from != NO_SWEEP)
-			left = &lane->left;
-		else if (lane && row->group != 0 && lane->nmessages >= lane_limit())
+		else if (lane && (lane->left.from != NO_SWEEP ||
+						  (row->group != 0 && lane->nmessages >= lane_limit())))
 			left = &lane->left;
 		else if (!has_room(queue, 2))
 			left = &queue->left;
 		if (left)
 		{
-			int64		count = left->count;
-
+			if (left != &queue->left && left->from == NO_SWEEP)
+				queue->nlanes_left++;
 			leave_behind(left, row->id);
-			if (left != &queue->left)
-				queue->nlanes_left += left->count - count;
+			queue->nleft += is_new;
 			return;
 		}
 	}
+	if (!is_new && queue->nleft > 0)
+		queue->nleft--;
 
 	if (is_out && row->group == 0)
 		lane = lane_create(queue, 0);
@@ -397,20 +401,26 @@ lanes_accept(const OutboxRow *row, bool is_out)
 		make_ready(lane);
 }
 
+static void
+forget_left(LeftBehind *left, int64 *from)
+{
+	*from = Min(*from, left->from);
+	left->from = NO_SWEEP;
+	left->is_refilling = true;
+	nrefilling++;
+}
+
 int64
-lanes_begin_pass(void)
+lanes_refill_from(void)
 {
 	int64		from = NO_SWEEP;
 
-	pass++;
-	highest_before_pass = 0;
-	if (queues_added)
+	if (queues_added && orphans.from != NO_SWEEP)
 	{
-		from = orphans.from;
-		orphans.from = NO_SWEEP;
-		orphans.count = 0;
-		queues_added = false;
+		forget_left(&orphans, &from);
+		norphans = 0;
 	}
+	queues_added = false;
 
 	for (int i = 0; i < lane_nqueues; i++)
 	{
@@ -418,31 +428,19 @@ lanes_begin_pass(void)
 		dlist_mutable_iter iter;
 
 		if (queue->left.from != NO_SWEEP && has_room(queue, 1))
-		{
-			from = Min(from, queue->left.from);
-			queue->left.from = NO_SWEEP;
-			queue->left.count = 0;
-		}
+			forget_left(&queue->left, &from);
 
+		/* While the queue is full, its lanes must wait. */
+		if (queue->left.from != NO_SWEEP)
+			continue;
 		dlist_foreach_modify(iter, &queue->hungry)
 		{
 			Lane	   *lane = dlist_container(Lane, in_hungry, iter.cur);
 
 			dlist_delete(&lane->in_hungry);
-			lane->is_hungry = false;
-			if (queue->left.from == NO_SWEEP)
-				from = Min(from, lane->left.from);
-			else
-			{
-				/* The queue's own turn will find them. */
-				queue->left.from = Min(queue->left.from, lane->left.from);
-				queue->left.count += lane->left.count;
-			}
-			queue->nlanes_left -= lane->left.count;
-			lane->left.from = NO_SWEEP;
-			lane->left.count = 0;
-			if (lane->nmessages == 0)
-				lane_rest(lane);
+			dlist_push_tail(&refilling_lanes, &lane->in_hungry);
+			forget_left(&lane->left, &from);
+			queue->nlanes_left--;
 		}
 	}
 	return from;
@@ -451,7 +449,40 @@ lanes_begin_pass(void)
 void
 lanes_begin_scan(void)
 {
-	highest_before_pass = highest_id;
+	highest_before_scan = highest_id;
+}
+
+bool
+lanes_wants_more(void)
+{
+	return nrefilling > 0;
+}
+
+void
+lanes_end_scan(bool reached_end)
+{
+	highest_before_scan = 0;
+
+	while (!dlist_is_empty(&refilling_lanes))
+	{
+		Lane	   *lane = dlist_container(Lane, in_hungry,
+										   dlist_pop_head_node(&refilling_lanes));
+
+		lane->is_hungry = false;
+		lane->left.is_refilling = false;
+		if (lane->nmessages == 0)
+			lane_rest(lane);
+	}
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		Queue	   *queue = &lane_queues[i];
+
+		queue->left.is_refilling = false;
+		if (reached_end && queue->left.from == NO_SWEEP && queue->nlanes_left == 0)
+			queue->nleft = 0;
+	}
+	orphans.is_refilling = false;
+	nrefilling = 0;
 }
 
 Lane *

@@ -25,15 +25,13 @@ typedef struct Message
 	dlist_node	in_lane;
 	dlist_node	in_queue;
 	bool		is_attempted;	/* was given out: stays ahead of its lane's others */
-	bool		came_back;		/* its lease ended, and that is not counted yet */
 } Message;
 
-/* Rows that memory has no room for: from this id on, about so many. */
+/* What memory has no room for, of a lane or of a queue. */
 typedef struct LeftBehind
 {
-	int64		from;			/* NO_SWEEP: none */
-	int64		count;
-	uint64		pass;			/* the pass that counted them anew */
+	int64		from;			/* the smallest such id; NO_SWEEP: none */
+	bool		is_refilling;	/* the table is being read for it */
 } LeftBehind;
 
 /*
@@ -49,7 +47,7 @@ struct Lane
 	int			nout;			/* the first so many are out */
 	bool		is_ready;		/* in queue->ready; when out, in queue->out */
 	bool		is_busy;		/* embedded: out, because someone changes a row */
-	bool		is_hungry;		/* in queue->hungry */
+	bool		is_hungry;		/* in queue->hungry, or being refilled */
 	uint64		offer_end;		/* embedded: position after its last offer */
 	LeftBehind	left;
 	dlist_node	in_queue;		/* ready or out */
@@ -68,8 +66,9 @@ struct Queue
 	dlist_head	hungry;			/* lanes with room for what they left behind */
 	int64		nmessages;
 	int64		nlanes;
-	int64		nlanes_left;	/* sum of what lanes left behind */
-	LeftBehind	left;			/* what the queue left behind */
+	int64		nleft;			/* about how many rows are left behind */
+	int64		nlanes_left;	/* lanes that left some behind */
+	LeftBehind	left;			/* what does not fit into the queue's share */
 };
 
 extern Queue *lane_queues;		/* array */
@@ -85,20 +84,22 @@ extern Queue *lanes_queue(uint64 key);
 extern Message *lanes_find(int64 id);
 
 /*
- * A row that has become visible. Rows must be passed in the order of ids within
- * a pass. With is_out it is in somebody's hands already.
+ * A row that is visible. Rows that became visible since the last round must be
+ * passed in the order of ids. With is_out it is in somebody's hands already.
  */
 extern void lanes_accept(const OutboxRow *row, bool is_out);
 
 /*
- * Before a pass over the table: let queues and lanes that have room again forget
- * what they left behind, and return the smallest id from which the pass must
- * read so that it finds that again, or NO_SWEEP.
+ * Let queues and lanes that have room again forget what they left behind, and
+ * return the smallest id from which the table is to be read so that they find
+ * it again, or NO_SWEEP. Then, if the table is read for that or another reason:
+ * begin, accept rows, and end. While only lanes_wants_more() is a reason, the
+ * reading can stop when it says no.
  */
-extern int64 lanes_begin_pass(void);
-
-/* From here to the next pass, rows are read from the table. */
+extern int64 lanes_refill_from(void);
 extern void lanes_begin_scan(void);
+extern bool lanes_wants_more(void);
+extern void lanes_end_scan(bool reached_end);
 
 /* The next lane to deliver from, or NULL. It is out, and has nout = 0. */
 extern Lane *lanes_next(Queue *queue);

@@ -5,11 +5,12 @@
  *
  * A lease is born when a consumer takes an offer (one lock for both, so a
  * message is offered, leased, or neither: never both) and ends in one of three
- * ways: its deletion commits, its time is up, or it is given back. Only the
- * relay ends a lease whose time is up, under the same lock under which a delete
- * marks it before touching the row: so a message is never given out again while
- * a delete that will succeed is under way, and no delete succeeds after it.
- * Whatever ends a lease tells the relay by the ring of ended ids.
+ * ways: its deletion commits, its time is up, or it is given back. A delete
+ * marks the lease, under the lock and in time, before it touches the row; the
+ * relay takes a lease whose time is up for ended, under the lock, if it has no
+ * mark. So a message is never given out again while a delete that will succeed
+ * is under way, and no delete succeeds after it. Whatever ends a lease tells the
+ * relay by the ring of ended ids.
  */
 #include "taskoutbox.h"
 #include "lease.h"
@@ -127,7 +128,14 @@ lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 
-	queue->wanted = max;
+	/* The relay offers as much of a lane as the largest receive can take. */
+	if (queue->wanted < Min(max, LANE_OFFER_MAX))
+	{
+		queue->wanted = Min(max, LANE_OFFER_MAX);
+		LWLockRelease(shared->lease_lock);
+		return 0;
+	}
+
 	while (n < max && queue->taken < queue->offered)
 	{
 		int64		id = queue->offers[queue->taken % OFFERS_PER_QUEUE];
@@ -291,9 +299,12 @@ lease_touch(const Receipt *receipt)
 static void
 pending_finish(int from, bool committed)
 {
+	DatabaseSlot *db;
+
 	if (npending <= from)
 		return;
 
+	db = database_slot(MyDatabaseId);
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	for (int i = from; i < npending; i++)
 	{
@@ -305,7 +316,13 @@ pending_finish(int from, bool committed)
 		if (lease == NULL || lease->deleter != MyProcPid)
 			continue;
 		if (committed)
+		{
+			QueueSlot  *queue = db ? queue_slot(db, lease->queue) : NULL;
+
+			if (queue)
+				queue->delivered++;
 			lease_remove(MyDatabaseId, pending[i].id);
+		}
 		else
 			lease->deleter = 0;
 	}
@@ -380,15 +397,12 @@ lease_check(Oid dboid, int64 id, TimestampTz now)
 	Lease	   *lease;
 	LeaseState	state = LEASE_HELD;
 
-	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
 	lease = lease_find(dboid, id);
 	if (lease == NULL)
 		state = LEASE_NONE;
 	else if (lease->deleter == 0 && lease->until <= now)
-	{
-		lease_remove(dboid, id);
 		state = LEASE_EXPIRED;
-	}
 	LWLockRelease(shared->lease_lock);
 
 	return state;

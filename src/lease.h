@@ -56,8 +56,8 @@ extern void lease_init(void);
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
  * and return their number. receipts has room for max and comes with secrets
- * filled in. Sets *full when the leases of the cluster (taskoutbox.max_in_flight)
- * are used up.
+ * filled in. 0 also when the relay is to offer longer parts of lanes first. Sets
+ * *full when the leases of the cluster (taskoutbox.max_in_flight) are used up.
  */
 extern int	lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
 					   Receipt *receipts, bool *full);
@@ -86,12 +86,12 @@ typedef enum LeaseState
 {
 	LEASE_NONE,
 	LEASE_HELD,
-	LEASE_EXPIRED				/* and removed by this call */
+	LEASE_EXPIRED				/* no receipt handle is good for it any more */
 } LeaseState;
 
 extern LeaseState lease_check(Oid dboid, int64 id, TimestampTz now);
 
-/* End a lease whose row is gone, unless its deletion is still to be committed. */
+/* Remove a lease that expired or whose row is gone, unless someone deletes it. */
 extern void lease_drop(Oid dboid, int64 id);
 
 /*

@@ -237,7 +237,7 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 					(errcode(ERRCODE_TASKOUTBOX_QUEUE_EXISTS),
 					 errmsg("queue \"%s\" exists already", name)));
 	}
-	if (ncached >= taskoutbox_max_queues)
+	if (ncached >= taskoutbox_max_queues && strcmp(name, TASKOUTBOX_DEFAULT_QUEUE) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES),
 				 errmsg("cannot create queue \"%s\": this database has %d queues already",

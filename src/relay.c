@@ -174,7 +174,7 @@ serve(void)
 			room -= lane->nout;
 		}
 		queue->slot->more = !dlist_is_empty(&queue->ready);
-		queue->slot->waiting = queue->nmessages + queue->left.count + queue->nlanes_left;
+		queue->slot->waiting = queue->nmessages + queue->nleft;
 		queue->slot->oldest_id = dlist_is_empty(&queue->messages) ? 0 :
 			dlist_container(Message, in_queue, dlist_head_node(&queue->messages))->id;
 	}
@@ -345,7 +345,7 @@ carry(int64 id)
 	carried[ncarried++] = id;
 }
 
-static void
+static int64
 take_in_row(OutboxReader *reader)
 {
 	OutboxRow	row = outbox_row(reader);
@@ -354,17 +354,16 @@ take_in_row(OutboxReader *reader)
 	/* Zero for what is on disk for sure. */
 	flush_to = Max(flush_to, commit_at);
 	lanes_accept(&row, false);
+	return row.id;
 }
 
 /*
- * Read the rows of the list, up to an id from which on the table is read
- * anyway; keep the popped ids that are not visible yet.
+ * Read the named rows from one id to another; keep the popped ids that are not
+ * visible yet. The list is sorted. With is_read the table gave the rows already.
  */
 static void
-read_named(OutboxReader *reader, IdList *list, int64 up_to)
+read_named(OutboxReader *reader, const IdList *list, int64 from, int64 to, bool is_read)
 {
-	qsort(list->ids, list->n, sizeof(NamedId), compare_ids);
-
 	for (int i = 0; i < list->n; i++)
 	{
 		int64		id = list->ids[i].id;
@@ -373,28 +372,39 @@ read_named(OutboxReader *reader, IdList *list, int64 up_to)
 		while (i + 1 < list->n && list->ids[i + 1].id == id)
 			is_popped |= list->ids[++i].is_popped;
 
-		if (lanes_find(id))
+		if (id < from || id > to || lanes_find(id))
 			continue;
 		if (!outbox_lookup(reader, id))
 		{
 			if (is_popped)
 				carry(id);
 		}
-		else if (id < up_to)
-			take_in_row(reader);
+		else if (!is_read)
+			(void) take_in_row(reader);
 	}
 }
 
-static void
-read_table(OutboxReader *reader, int64 from)
+/*
+ * Read the table from an id on: to its end, or as long as lanes want more.
+ * Returns up to where it was read.
+ */
+static int64
+read_table(OutboxReader *reader, int64 from, bool to_end)
 {
 	int64		n = 0;
+	int64		read_to = PG_INT64_MAX;
 
 	lanes_begin_scan();
 	outbox_scan_from(reader, from);
 	while (outbox_next(reader))
 	{
-		take_in_row(reader);
+		int64		id = take_in_row(reader);
+
+		if (!to_end && !lanes_wants_more())
+		{
+			read_to = id;
+			break;
+		}
 		if (++n % SERVE_EVERY == 0)
 		{
 			bool		renew;
@@ -406,6 +416,8 @@ read_table(OutboxReader *reader, int64 from)
 			(void) answer(&renew);
 		}
 	}
+	lanes_end_scan(read_to == PG_INT64_MAX);
+	return read_to;
 }
 
 static void
@@ -416,6 +428,7 @@ take_in(TimestampTz now)
 	IdList		list = {0};
 	int64		sweep_from = NO_SWEEP;
 	int64		refill_from;
+	int64		read_from;
 	bool		is_settled = floor_is_settled();
 
 	/* The order of these three is what everything stands on. */
@@ -423,7 +436,7 @@ take_in(TimestampTz now)
 	read_announcements(&list, &sweep_from);
 	pop_committed(&list, &sweep_from);
 
-	refill_from = lanes_begin_pass();
+	refill_from = lanes_refill_from();
 	if (now >= next_fallback)
 	{
 		sweep_from = Min(sweep_from, SWEEP_FLOOR);
@@ -447,10 +460,19 @@ take_in(TimestampTz now)
 		embedded_backend.start(db, reader);
 		is_started = true;
 	}
-	sweep_from = Min(sweep_from, refill_from);
-	read_named(reader, &list, sweep_from);
-	if (sweep_from != NO_SWEEP)
-		read_table(reader, sweep_from);
+
+	/* All in the order of ids: named ones, the table's, named ones. */
+	read_from = Min(sweep_from, refill_from);
+	qsort(list.ids, list.n, sizeof(NamedId), compare_ids);
+	read_named(reader, &list, 0, read_from - 1, false);
+	if (read_from != NO_SWEEP)
+	{
+		int64		read_to = read_table(reader, read_from, sweep_from != NO_SWEEP);
+
+		read_named(reader, &list, read_from, read_to, true);
+		if (read_to != PG_INT64_MAX)
+			read_named(reader, &list, read_to + 1, PG_INT64_MAX, false);
+	}
 	outbox_end(reader);
 	UnregisterSnapshot(snapshot);
 

@@ -41,6 +41,9 @@ typedef struct IdRing
 /* Messages that a queue keeps ready for receive: a small ring of ids. */
 #define OFFERS_PER_QUEUE 256
 
+/* Of a lane that many messages at most, for one receive (SQS's limit, too). */
+#define LANE_OFFER_MAX 10
+
 typedef struct QueueSlot
 {
 	uint64		key;			/* queue_key() of the name, 0: free */
@@ -48,14 +51,16 @@ typedef struct QueueSlot
 	/* the offers, under the lease lock; a negative id continues a lane */
 	uint64		offered;
 	uint64		taken;
-	int			wanted;			/* max_messages of the last receive */
+	int			wanted;			/* of a lane, by the largest receive so far */
+	int			width;			/* what the relay offered of lanes, at most */
 	bool		more;			/* the relay has more ready than fits */
 	int64		offers[OFFERS_PER_QUEUE];
+
+	int64		delivered;		/* deleted by their receipt handle */
 
 	/* figures, written by the relay alone */
 	int64		waiting;
 	int64		oldest_id;
-	int64		delivered;
 	int64		retried;
 	int64		dead_lettered;
 } QueueSlot;

@@ -77,7 +77,7 @@ taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
 			case RELAY_RUNNING:
 				state = "running";
 				if (db.orphans > 0)
-					hint = psprintf("%lld rows wait for a queue that does not exist: create it, or delete them.",
+					hint = psprintf("Rows that wait for a queue that does not exist: %lld. Create it, or delete them.",
 									(long long) db.orphans);
 				break;
 			case RELAY_STOPPED:

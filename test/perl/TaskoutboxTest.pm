@@ -34,6 +34,8 @@ our @EXPORT = qw(
   receive
   ids
   enqueue
+  receive_together
+  drain
   crash
 );
 
@@ -255,6 +257,47 @@ sub enqueue
 		defined $payload ? $payload : '{}',
 		$group,
 		defined $queue ? $queue : 'default');
+}
+
+# Receives several messages of one group in one call, and returns them.  How many
+# of a group come together is up to the relay (it adapts to what consumers ask for),
+# so this tries with new groups until they do.
+sub receive_together
+{
+	my ($dbh, $n, %opt) = @_;
+
+	for my $try (1 .. 50)
+	{
+		rows(
+			$dbh,
+			q(SELECT e.id FROM generate_series(1, $1::int) g,
+				LATERAL taskoutbox.enqueue('test', jsonb_build_object('n', g), $2, queue => $3) e),
+			$n, "together-$$-$n-$try", defined $opt{queue} ? $opt{queue} : 'default');
+		my @m = receive($dbh, wait => '5 s', %opt, max => $n);
+		return @m if @m == $n;
+		value($dbh, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @m ]);
+		# and the rest of that group
+		drain($dbh, %opt);
+	}
+	croak "never received $n of a group together";
+}
+
+# Receives and deletes until the outbox holds nothing for the queue any more;
+# returns the messages in the order in which they came.
+sub drain
+{
+	my ($dbh, %opt) = @_;
+	my $queue = defined $opt{queue} ? $opt{queue} : 'default';
+	my @got;
+
+	poll(
+		sub {
+			my @m = receive($dbh, max => 10, vt => '1 min', wait => '200 ms', queue => $queue);
+			value($dbh, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @m ]) if @m;
+			push @got, @m;
+			return !@m && value($dbh, 'SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = $1', $queue) == 0;
+		}) or croak "queue $queue does not drain";
+	return @got;
 }
 
 # Kills one backend with SIGKILL, which makes the postmaster restart everything,

@@ -116,17 +116,6 @@ check(
 			VALUES ('test', $1) RETURNING id), $group->());
 	});
 
-check(
-	'COPY in a transaction that was prepared',
-	sub {
-		$producer->do('BEGIN');
-		$producer->do('COPY taskoutbox.task_outbox (task_type) FROM STDIN');
-		$producer->pg_putcopydata("test\n");
-		$producer->pg_putcopyend;
-		$producer->do("PREPARE TRANSACTION 'p" . ++$gid . q('));
-	},
-	sub { $other->do("COMMIT PREPARED 'p$gid'"); undef });
-
 $producer->do('SET synchronous_commit = off');
 check('enqueue with synchronous_commit = off', $nothing, sub { enqueue($producer, $group->()) });
 

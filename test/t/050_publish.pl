@@ -25,7 +25,7 @@ my $consumer = session($node);
 
 # Receives what comes and deletes it; returns the ids in the order of receipt, space
 # separated.  Stops when nothing comes for half a second.
-sub drain
+sub drain_one_by_one
 {
 	my (@got);
 	while (my @m = receive($consumer, max => 1, wait => @got ? '500 ms' : '5 s'))
@@ -53,9 +53,9 @@ $s1->do('BEGIN');
 my $first = enqueue($s1, undef);
 my $second = enqueue($s2, undef);
 cmp_ok($first, '<', $second, 'C01: ids drawn in this order');
-is(drain(), $second, 'C01: an open transaction with a lower id holds up nobody');
+is(drain_one_by_one(), $second, 'C01: an open transaction with a lower id holds up nobody');
 $s1->do('COMMIT');
-is(drain(), $first, 'C01: and its row is not passed over');
+is(drain_one_by_one(), $first, 'C01: and its row is not passed over');
 
 # The same with other rows before, between and behind, many at a time.
 $s1->do('BEGIN');
@@ -63,9 +63,9 @@ my @low = map { enqueue($s1, "l$_") } 1 .. 50;
 my @high = map { enqueue($s2, "h$_") } 1 .. 50;
 $s1->do('SAVEPOINT s');
 my @more = map { enqueue($s1, "m$_") } 1 .. 50;
-is(join(' ', sort { $a <=> $b } split / /, drain()), "@high", 'C01: many at a time: committed ones');
+is(join(' ', sort { $a <=> $b } split / /, drain_one_by_one()), "@high", 'C01: many at a time: committed ones');
 $s1->do('COMMIT');
-is(join(' ', sort { $a <=> $b } split / /, drain()), "@low @more", 'C01: many at a time: the others after their commit');
+is(join(' ', sort { $a <=> $b } split / /, drain_one_by_one()), "@low @more", 'C01: many at a time: the others after their commit');
 
 # C02: two open transactions in one group.  Our rule (P4): what committed before the
 # other's call is before it; concurrent ones in the order of discovery.
@@ -89,7 +89,7 @@ value($consumer, q(SELECT taskoutbox.change_visibility($1, '0')), $m->{receipt_h
 ($m) = receive($consumer, wait => '5 s');
 is($m->{id}, $second, 'C02: and the same head');
 delete_it($m);
-is(drain(), $first, 'C02: then the other one');
+is(drain_one_by_one(), $first, 'C02: then the other one');
 
 # Commit order against id order, then one more after both.
 $s1->do('BEGIN');
@@ -99,7 +99,7 @@ $second = enqueue($s2, 'G');
 $s2->do('COMMIT');
 $s1->do('COMMIT');
 my $third = enqueue($s2, 'G');
-like(drain(), qr/^(?:$first $second|$second $first) $third$/, 'C02: concurrent ones in either order, a later one after both');
+like(drain_one_by_one(), qr/^(?:$first $second|$second $first) $third$/, 'C02: concurrent ones in either order, a later one after both');
 
 # Strictly one after the other, by alternating sessions, some prepared: always in
 # the order of the calls.
@@ -124,7 +124,7 @@ for my $n (1 .. 60)
 		push @order, enqueue($s, 'P4');
 	}
 }
-is(drain(), "@order", 'P4: one after the other, in the order of the calls');
+is(drain_one_by_one(), "@order", 'P4: one after the other, in the order of the calls');
 
 # One transaction: in call order, over savepoints and statements of many rows.
 $s1->do('BEGIN');
@@ -136,7 +136,7 @@ push @order, map { $_->{id} } rows($s1, q(SELECT e.id FROM generate_series(1, 20
 	LATERAL taskoutbox.enqueue('test', jsonb_build_object('n', g), group_id => 'T') e));
 push @order, enqueue($s1, 'T');
 $s1->do('COMMIT');
-is(drain(), "@order", 'P4: the rows of one transaction in call order');
+is(drain_one_by_one(), "@order", 'P4: the rows of one transaction in call order');
 
 # C13: savepoints, subtransactions of PL/pgSQL, and their wake-ups.
 $s1->do('BEGIN');
@@ -145,7 +145,7 @@ my $x = enqueue($s1, 'S', '{"v": "x"}');
 $s1->do('ROLLBACK TO s');
 my $y = enqueue($s1, 'S', '{"v": "y"}');
 $s1->do('COMMIT');
-is(drain(), $y, 'C13: only what was not rolled back to the savepoint');
+is(drain_one_by_one(), $y, 'C13: only what was not rolled back to the savepoint');
 $s1->do(q(DO $$
 BEGIN
 	BEGIN
@@ -189,7 +189,7 @@ $first = enqueue($s1, 'Q');
 $s1->do("PREPARE TRANSACTION 'a'");
 $s2->do("COMMIT PREPARED 'a'");
 $second = enqueue($s1, 'Q');
-is(drain(), "$first $second", 'C15: in order with what is enqueued afterwards');
+is(drain_one_by_one(), "$first $second", 'C15: in order with what is enqueued afterwards');
 $s1->do('BEGIN');
 enqueue($s1, 'Q');
 $s1->do("PREPARE TRANSACTION 'b'");
@@ -225,9 +225,9 @@ $node->restart;
 wait_for_relay($node);
 $_ = session($node) for $s1, $s2, $consumer;
 $second = enqueue($s1, 'V');
-is(drain(), $second, 'C15: prepared before a restart: not yet');
+is(drain_one_by_one(), $second, 'C15: prepared before a restart: not yet');
 $s2->do("COMMIT PREPARED 'u'");
-is(drain(), $first, 'C15: prepared before a restart, committed after it');
+is(drain_one_by_one(), $first, 'C15: prepared before a restart, committed after it');
 
 # C16: rows that come in by other means.
 sub copy
@@ -245,21 +245,26 @@ sub copy
 is(copy('task_type, payload, group_id', map { qq(copied\t{"n": $_}\tC) } 1 .. 100), '00000', 'C16: COPY by the owner');
 @order = map { $_->{id} } rows($s1, 'SELECT id FROM taskoutbox.task_outbox ORDER BY id');
 is(scalar(@order), 100, 'C16: copied');
-is(drain(), "@order", 'C16: delivered, in order');
+is(drain_one_by_one(), "@order", 'C16: delivered, in order');
 $first = value($s1, q(INSERT INTO taskoutbox.task_outbox (task_type) VALUES ('direct') RETURNING id));
-is(drain(), $first, 'C16: INSERT by the owner is delivered');
+is(drain_one_by_one(), $first, 'C16: INSERT by the owner is delivered');
 $s1->do('SET session_replication_role = replica');
 $first = value($s1, q(INSERT INTO taskoutbox.task_outbox (task_type) VALUES ('direct') RETURNING id));
-is(drain(), $first, 'C16: also when only ALWAYS triggers fire, as in logical replication');
+is(drain_one_by_one(), $first, 'C16: also when only ALWAYS triggers fire, as in logical replication');
 $s1->do('RESET session_replication_role');
 
+# Such a row cannot be in a transaction that is prepared: refused, not forgotten.
+$s1->do('BEGIN');
+value($s1, q(INSERT INTO taskoutbox.task_outbox (task_type) VALUES ('direct') RETURNING id));
+is(state_of($s1, "PREPARE TRANSACTION 'direct'"), '0A000', 'C16: PREPARE after a direct INSERT is refused');
+$s1->do('ROLLBACK');
+
 # The same checks as in enqueue: each of these is refused by both, with the same
-# SQLSTATE.
+# SQLSTATE, or by the table's own NOT NULL.
 my %bad = (
 	'empty task_type' => [ task_type => q('') ],
 	'long task_type' => [ task_type => q(repeat('x', 129)) ],
 	'empty queue' => [ queue => q('') ],
-	'unknown queue' => [ queue => q('no such queue') ],
 	'empty group_id' => [ group_id => q('') ],
 	'long group_id' => [ group_id => q(repeat('x', 129)) ],
 	'group_id with a space' => [ group_id => q('a b') ],
@@ -281,11 +286,19 @@ for my $what (sort keys %bad)
 	my $called = state_of($s1, "SELECT taskoutbox.enqueue($args)");
 
 	like($called, qr/^(?:TO00\d|22004)$/, "C16: enqueue refuses: $what");
-	is(state_of($s1, "INSERT INTO taskoutbox.task_outbox ($columns) VALUES ($values)"),
-		$called, "C16: and so does INSERT, with its SQLSTATE");
+	my $inserted = state_of($s1, "INSERT INTO taskoutbox.task_outbox ($columns) VALUES ($values)");
+	is($inserted, $what =~ /^NULL/ && $inserted eq '23502' ? '23502' : $called, "C16: and so does INSERT: $what");
 }
 like(copy('task_type, group_id', "test\ta b"), qr/^TO00\d$/, 'C16: COPY is checked as well');
 is(value($s1, 'SELECT count(*) FROM taskoutbox.task_outbox'), 0, 'C16: nothing of that is there');
+
+# A restore may bring the row before the row of its queue: it waits for the queue.
+is(state_of($s1, q(SELECT taskoutbox.enqueue('x', queue => 'later'))), 'TO005', 'C16: enqueue refuses an unknown queue');
+$first = value($s1, q(INSERT INTO taskoutbox.task_outbox (task_type, queue) VALUES ('direct', 'later') RETURNING id));
+nothing_comes('C16: a row of a queue that does not exist goes to no other');
+$s1->do(q(SELECT taskoutbox.create_queue('later')));
+is(ids(receive($consumer, queue => 'later', wait => '5 s')), $first, 'C16: it is delivered when the queue is there');
+$s1->do('DELETE FROM taskoutbox.task_outbox');
 
 # P1 with synchronous_commit = off: a commit that a crash can undo is not published.
 # The write-ahead log writer sleeps (see above), so that only the relay can have

@@ -45,7 +45,7 @@ is(state_of($nobody, $_), '42501', "cannot: $_")
   q(DELETE FROM taskoutbox.task_outbox),
   q(UPDATE taskoutbox.task_outbox SET task_type = 'x'),
   q(TRUNCATE taskoutbox.task_outbox),
-  q(LOCK TABLE taskoutbox.task_outbox),
+  q(DO 'BEGIN LOCK TABLE taskoutbox.task_outbox; END'),
   q(INSERT INTO taskoutbox.queue VALUES ('x', 'embedded', '1 s', 1)),
   q(SELECT nextval('taskoutbox.task_outbox_id_seq')),
   q(SELECT setval('taskoutbox.task_outbox_id_seq', 1)),

@@ -103,6 +103,7 @@ $dbh->do('CALL nested(20000)');
 $after = memory();
 cmp_ok($after, '<', $before + 65536, '20,000 subtransactions: memory is flat');
 
+# What does not fit into the relay's memory is counted again when it is read.
 # All of it is there, and the relay kept its bound.
 my $rows = 102_500 + 200_000 + 50 + 10_000;
 is(value($dbh, 'SELECT count(*) FROM taskoutbox.task_outbox'), $rows, 'every row is there');
@@ -113,13 +114,13 @@ for (1 .. 20)
 {
 	my @m = receive($consumer, max => 1000, wait => '5 s');
 	$seen += @m;
-	value($consumer, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @m ]);
+	is(value($consumer, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @m ]), scalar(@m), 'deleted');
 }
 note("20 receives brought $seen");
 cmp_ok($seen, '>', 20, 'and can be received');
 my $bytes = value($dbh, q(SELECT memory_bytes FROM taskoutbox.relay_status WHERE database = 'postgres'));
 cmp_ok($bytes, '<=', 1024 * 1024, "the relay holds $bytes bytes, no more than relay_memory");
-ok(poll(sub { value($dbh, q(SELECT waiting + in_flight FROM taskoutbox.queue_metrics WHERE queue = 'default')) == $rows - $seen }, 30),
+ok(poll(sub { value($dbh, q(SELECT waiting + in_flight FROM taskoutbox.queue_metrics WHERE queue = 'default')) == value($dbh, q(SELECT count(*) FROM taskoutbox.task_outbox)) }, 10),
 	'and knows of all the rest')
   or diag(value($dbh, q(SELECT waiting || ' ' || in_flight FROM taskoutbox.queue_metrics WHERE queue = 'default')));
 
