@@ -11,6 +11,7 @@ REGRESS = \
 	enqueue \
 	receive \
 	queue \
+	reinstall \
 	security
 ISOLATION = $(patsubst specs/%.spec,%,$(sort $(wildcard specs/*.spec)))
 TAP_TESTS = 1
@@ -52,6 +53,16 @@ check-libcurl:
 	@printf '%s\n' '#include <curl/curlver.h>' '#if LIBCURL_VERSION_NUM < 0x075600' '#error' '#endif' \
 		| $(CC) $(CPPFLAGS) -fsyntax-only -x c - 2>/dev/null \
 		|| { echo 'taskoutbox needs the headers of libcurl 7.86.0 or later (Debian: libcurl4-openssl-dev)' >&2; exit 1; }
+
+# Preloaded by tests, by its path.
+.PHONY: slow_commit
+slow_commit:
+	@$(MAKE) --silent --no-print-directory -C test/slow_commit with_llvm=no
+installcheck: slow_commit
+clean: clean-slow_commit
+.PHONY: clean-slow_commit
+clean-slow_commit:
+	@$(MAKE) --silent --no-print-directory -C test/slow_commit clean
 
 # Databases are created with the encoding of the locale, and half of the tests is about characters.
 installcheck: export LANG = C.UTF-8

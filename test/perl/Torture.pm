@@ -51,8 +51,8 @@ our @EXPORT = qw(torture);
 my $client_pl = File::Spec->rel2abs(dirname(__FILE__) . '/../torture/client.pl');
 
 # A stopped process must go on, whatever becomes of this one.
-my $stopped;
-END { kill 'CONT', $stopped if $stopped }
+my @stopped;
+END { kill 'CONT', @stopped if @stopped }
 
 sub setup
 {
@@ -88,6 +88,20 @@ sub setup
 			NULL;
 		END $$;
 
+		CREATE PROCEDURE hot(me int, first_txn int, first_pos int, n int, started float8) LANGUAGE plpgsql AS $$
+		DECLARE
+			g text;
+		BEGIN
+			FOR i IN 0 .. n - 1 LOOP
+				g := 'g' || 1 + floor(50 * random());
+				INSERT INTO committed (id, queue, group_id, client, txn, pos, started, poison)
+				SELECT e.id, 'good', g, me, first_txn + i, first_pos + i, started, 0
+				FROM taskoutbox.enqueue('torture', jsonb_build_object('k', me || '.' || first_pos + i, 'poison', 0), g, queue => 'good') e;
+				COMMIT;
+			END LOOP;
+		END $$;
+
+		SELECT taskoutbox.create_queue('never');
 		SELECT taskoutbox.create_queue('good', visibility_timeout => '10 s', max_receive_count => 1000);
 		SELECT taskoutbox.create_queue('short', visibility_timeout => '10 s', max_receive_count => 3);
 	));
@@ -161,14 +175,14 @@ sub admin
 	return $t->{dbh};
 }
 
-# Is that a child of this server's postmaster?
+# The state of a process (R: it runs), if it is a child of this server's postmaster.
 sub is_backend
 {
 	my ($t, $pid) = @_;
 	open my $fh, '<', "/proc/$pid/stat" or return 0;
 	my $line = <$fh>;
-	return 0 unless defined $line && $line =~ /^\d+ \(.*\) \S (\d+) /;
-	return $1 == $t->{node}{_pid};
+	return 0 unless defined $line && $line =~ /^\d+ \(.*\) (\S) (\d+) /;
+	return $2 == $t->{node}{_pid} ? $1 : 0;
 }
 
 sub victims
@@ -184,20 +198,19 @@ sub one_of
 
 sub stop_and_continue
 {
-	my ($t, $pid, $usec) = @_;
-	return unless defined $pid && is_backend($t, $pid);
-	$stopped = $pid;
-	kill 'STOP', $pid or return;
+	my ($t, $usec, @pids) = @_;
+	@stopped = grep { defined $_ && is_backend($t, $_) } @pids;
+	kill 'STOP', @stopped if @stopped;
 	# the stop itself; nothing in between may need the server
 	usleep($usec);
-	kill 'CONT', $pid;
-	$stopped = undef;
-	$t->{figure}{'times a process was stopped'}++;
+	kill 'CONT', @stopped if @stopped;
+	$t->{figure}{'times a process was stopped'} += @stopped;
+	@stopped = ();
 	return;
 }
 
 my $clients_sql = q(SELECT pid FROM pg_stat_activity WHERE application_name ~ '^(producer|consumer)-');
-my $producers_sql = q(SELECT pid FROM pg_stat_activity WHERE application_name ~ '^producer-');
+my $writers_sql = q(SELECT pid FROM pg_stat_activity WHERE application_name ~ '^producer-[4-8]');
 my $consumers_sql = q(SELECT pid FROM pg_stat_activity WHERE application_name ~ '^consumer-');
 my $relay_sql = q(SELECT pid FROM taskoutbox.relay_status WHERE database = 'postgres' AND pid IS NOT NULL);
 
@@ -210,7 +223,7 @@ sub trouble
 	my $next_relay = $now + 2 + rand(2);
 	my $next_consumer = $now + 1 + rand(3);
 	my $next_kill = $now + 3;
-	my ($next_list, @producers, @all) = (0);
+	my ($next_list, @writers, @all) = (0);
 
 	while (($now = mono()) < $end)
 	{
@@ -221,7 +234,7 @@ sub trouble
 				my $bytes = value(admin($t), q(SELECT memory_bytes FROM taskoutbox.relay_status WHERE database = 'postgres'));
 				$t->{figure}{'most bytes of memory'} = $bytes
 				  if defined $bytes && $bytes > ($t->{figure}{'most bytes of memory'} || 0);
-				@producers = victims($t, $producers_sql);
+				@writers = victims($t, $writers_sql);
 				@all = (victims($t, $clients_sql), victims($t, $relay_sql));
 				$next_list = $now + .5;
 			}
@@ -256,18 +269,24 @@ sub trouble
 				$next_kill = $now + 4 + rand(2);
 				$next_list = 0;
 			}
-			# Mostly short stops of producers, which have the best chance to catch
-			# one between becoming visible and announcing that; sometimes a
-			# long one, of any process.
-			if (rand() < .9)
+			# Mostly short stops, of the writers that run on a CPU just now: the best
+			# chance to catch one between becoming visible to others and telling
+			# the relay.  Those that follow others' commits (see client.pl) go on
+			# meanwhile.  Sometimes a long stop, of any process.
+			if (rand() < .96)
 			{
-				stop_and_continue($t, one_of(@producers), 5_000 + rand(45_000));
+				my @running;
+				for (1 .. 20)
+				{
+					last if @running = grep { is_backend($t, $_) eq 'R' } @writers;
+				}
+				stop_and_continue($t, 8_000 + rand(20_000), @running ? @running : one_of(@writers));
 			}
 			else
 			{
-				stop_and_continue($t, one_of(@all), 100_000 + rand(300_000));
+				stop_and_continue($t, 100_000 + rand(300_000), one_of(@all));
 			}
-			usleep(10_000);
+			usleep(2_000 + rand(5_000));
 			1;
 		} or do
 		{
@@ -510,6 +529,15 @@ sub check
 	return;
 }
 
+# Between a commit and the moment when the relay is told of it there is a gap,
+# in which the relay can see the row: make it wide (slow_commit.c).
+sub slow_commits
+{
+	my $library = File::Spec->rel2abs(dirname(__FILE__) . '/../slow_commit/slow_commit');
+
+	return "shared_preload_libraries = 'taskoutbox, $library'\nslow_commit.max_us = 2000\n";
+}
+
 # One run.  Options: name, seed, seconds, conf (lines for postgresql.conf), kill
 # (kill -9 of a backend now and then), backlog (messages that are there before
 # the first consumer), memory (bytes that the relay may say it holds).
@@ -519,7 +547,7 @@ sub torture
 	my $t = {
 		%opt,
 		dir => PostgreSQL::Test::Utils::tempdir(),
-		node => new_node($opt{name}, conf => $opt{conf}),
+		node => new_node($opt{name}, conf => slow_commits() . ($opt{conf} // '')),
 		clients_started => 0,
 		client => {},
 		committed_at => {},
@@ -553,6 +581,7 @@ sub torture
 
 	start_client($t, 'producer', $_) for 1 .. 8;
 	start_client($t, 'consumer', $_) for 1 .. 5;
+	start_client($t, 'waiter', 1);
 	trouble($t, $opt{seconds});
 
 	my $stopped_all = stop_role($t, 'producer', 60);
@@ -574,7 +603,7 @@ sub torture
 		diag(join ' ', map { "$_=" . ($t->{status}{$_} // '') } sort keys %{ $t->{status} })
 		  if ($t->{status}) = rows(admin($t), 'SELECT * FROM taskoutbox.relay_status');
 	}
-	ok(stop_role($t, 'consumer', 60), 'consumers ended');
+	ok(stop_role($t, 'consumer', 60) && stop_role($t, 'waiter', 60), 'consumers ended');
 
 	# What the relay believes agrees with what is there: nothing.
 	my $figures = q(SELECT coalesce(sum(waiting), -1) || ' ' || coalesce(sum(in_flight), -1)

@@ -1,10 +1,10 @@
 #!/usr/bin/perl
 #
-# One client of the order torture: a producer or a consumer, in its own process
+# One client of the order torture: a producer, a consumer or a waiter, in its own process
 # with its own session.  Started and supervised by Torture.pm; does what it
 # does at random, from a seed, until the control file tells it to stop.
 #
-#   client.pl producer|consumer NUMBER SEED DIRECTORY HOST PORT LIMIT
+#   client.pl producer|consumer|waiter NUMBER SEED DIRECTORY HOST PORT LIMIT
 #
 # LIMIT: producers wait while more messages than that are in the outbox.
 #
@@ -240,7 +240,7 @@ my @kinds = (
 	[ 30, 'plain' ], [ 8, 'rollback' ], [ 12, 'savepoints' ],
 	[ 8, 'prepared' ], [ 4, 'prepared and rolled back' ], [ 5, 'exception' ],
 	# Three clients mostly follow what others have just committed.
-	[ ($me <= 3 ? 100 : 12), 'follow' ]);
+	[ ($me <= 3 ? 200 : 12), 'follow' ], [ ($me <= 3 ? 0 : 40), 'hot' ]);
 
 sub kind
 {
@@ -259,10 +259,24 @@ sub kind
 	return 'plain';
 }
 
+# Many small transactions in one call: this session does little else than to commit,
+# so that a random stop has a chance to hit it there.
+sub hot
+{
+	my $n = 10 + int(rand 20);
+	my ($first, $first_pos) = ($txn + 1, $pos + 1);
+
+	$txn += $n;
+	$pos += $n;
+	$figure{'transactions committed'} += $n if attempt(sub { run(q{CALL hot($1, $2, $3, $4, $5)}, $me, $first, $first_pos, $n, mono()) });
+	return;
+}
+
 sub produce
 {
 	my $kind = kind();
 	my ($gid, $unknown);
+	return hot() if $kind eq 'hot';
 	$txn++;
 	$direct = $kind !~ /^prepared/;
 
@@ -271,14 +285,22 @@ sub produce
 			if ($kind eq 'follow')
 			{
 				# Whoever can see a row enqueues after its commit: in the same group,
-				# at once.  The newest rows are those whose writer may still
-				# be on its way out of its commit.
-				my @new = run(q{SELECT client, txn, queue, group_id FROM committed
-					ORDER BY id DESC LIMIT 6});
+				# at once.  The last row of each writer is the one whose commit it may
+				# still be about to finish.
+				my @new = run(q{SELECT r.client, r.txn, r.queue, r.group_id FROM generate_series(1, 8) c,
+					LATERAL (SELECT * FROM committed WHERE client = c ORDER BY txn DESC, pos DESC LIMIT 1) r});
 				seen_committed($_->{client}, $_->{txn}) for @new;
-				my ($r) = grep { defined $_->{group_id} && $_->{client} != $me } @new;
+				@new = grep { $_->{client} != $me } @new;
 				$dbh->do('BEGIN');
-				$r ? enqueue($r->{group_id}, $r->{queue}) : enqueue();
+				my $started = mono();
+				run(q{INSERT INTO committed (id, queue, group_id, client, txn, pos, started, poison)
+					SELECT e.id, u.q, u.g, $3::int, $4::int, $5::int + u.n, $6::float8, 0
+					FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u(q, g, n),
+						LATERAL taskoutbox.enqueue('torture', jsonb_build_object('k', $3::text || '.' || ($5::int + u.n)::text, 'poison', 0),
+							u.g, queue => u.q) e},
+					[ map { $_->{queue} } @new ], [ map { $_->{group_id} } @new ], $me, $txn, $pos, $started);
+				$pos += @new;
+				enqueue() if !@new || chance(.1);
 				$unknown = 1;
 				commit();
 				return;
@@ -356,7 +378,7 @@ sub producer
 	until (told())
 	{
 		produce();
-		usleep(int(rand 4_000));
+		usleep(int(rand($me <= 3 ? 1_000 : 4_000)));
 
 		# The queue is to be tortured, not to be filled: wait while too much
 		# is undone.
@@ -442,7 +464,8 @@ sub finish
 			begin_some_way();
 			if (@m > 1)
 			{
-				record_done($_) for @m;
+				run(q{INSERT INTO done (id, s0, consumer) SELECT i, s, $3 FROM unnest($1::bigint[], $2::bigint[]) u(i, s)},
+					[ map { $_->{id} } @m ], [ map { $_->{s0} } @m ], $name);
 				run(q{SELECT taskoutbox.delete($1::text[])}, [ map { $_->{handle} } @m ]);
 			}
 			else
@@ -540,7 +563,7 @@ sub consume
 	my $vt = $late ? '200 ms' : sprintf('%d ms', 800 + rand(1200));
 	my $wait = chance(.6) ? '0' : sprintf('%d ms', rand(800));
 	my $queue = chance(.6) ? 'good' : 'short';
-	my $max = chance(.3) ? 1 : 1 + int(rand 10);
+	my $max = chance(.2) ? 1 : 1 + int(rand 30);
 	my @m;
 
 	# 55000: no relay yet, after a restart.
@@ -574,7 +597,7 @@ sub consume
 	}
 
 	my @good = grep { !$_->{poison} } @m;
-	if (@good > 1 && @good == @m && chance(.3))
+	if (@good > 1 && @good == @m && chance(.6))
 	{
 		finish(@good);
 		return;
@@ -613,6 +636,18 @@ sub consumer
 	return;
 }
 
+# While a receive waits, every commit wakes the relay: that of a waiter, for a
+# queue into which nothing comes, does so about half of the time.
+sub waiter
+{
+	until (told())
+	{
+		attempt(sub { run(q{SELECT * FROM taskoutbox.receive('never', wait => '2 s')}) }, qr/^55000$/);
+		usleep(int(rand 4_000_000));
+	}
+	return;
+}
+
 connect_again();
-$role eq 'producer' ? producer() : consumer();
+{ producer => \&producer, consumer => \&consumer, waiter => \&waiter }->{$role}->();
 leave(0);
