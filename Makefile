@@ -31,6 +31,11 @@ curl = $(shell curl-config $(1) 2>/dev/null || pkg-config $(1) libcurl 2>/dev/nu
 PG_CPPFLAGS += $(call curl,--cflags)
 SHLIB_LINK += $(or $(call curl,--libs),-lcurl)
 
+# The server loads all libraries into one space of names: ours keep theirs to themselves.
+ifeq ($(shell uname),Linux)
+SHLIB_LINK += -Wl,--version-script=src/exports.map
+endif
+
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 

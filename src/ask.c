@@ -60,7 +60,12 @@ ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline)
 	PG_ENSURE_ERROR_CLEANUP(withdraw_question, (Datum) 0);
 	{
 		if (db)
+		{
+			SpinLockAcquire(&db->mutex);
+			db->questions++;
+			SpinLockRelease(&db->mutex);
 			wake_relay(db);
+		}
 		while (!(answered = is_answered(slot)))
 		{
 			long		ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
@@ -80,9 +85,14 @@ ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline)
 }
 
 int
-ask_open_questions(Oid dboid, Question *questions)
+ask_open_questions(DatabaseSlot *db, Question *questions, uint64 *asked)
 {
+	Oid			dboid = db->dboid;
 	int			n = 0;
+
+	SpinLockAcquire(&db->mutex);
+	*asked = db->questions;
+	SpinLockRelease(&db->mutex);
 
 	for (int i = 0; i < shared->nbackends; i++)
 	{

@@ -24,8 +24,11 @@ typedef struct Question
 	bool		wait;
 } Question;
 
-/* questions has room for shared->nbackends. */
-extern int	ask_open_questions(Oid dboid, Question *questions);
+/*
+ * questions has room for shared->nbackends. *asked is a count to compare with
+ * db->questions later: has anyone asked since?
+ */
+extern int	ask_open_questions(DatabaseSlot *db, Question *questions, uint64 *asked);
 extern void ask_answer(Oid dboid, const Question *question);
 
 #endif							/* TASKOUTBOX_ASK_H */

@@ -47,8 +47,11 @@
 /* A relay without an error for this long has recovered. */
 #define HEALTHY_AFTER (5 * 60 * USECS_PER_SEC)
 
-/* With too few worker slots, look again this often. */
-#define NO_WORKER_RETRY_MS 5000
+/* With too few worker slots, look again after this. */
+#define NO_WORKER_RETRY (5 * USECS_PER_SEC)
+
+/* So many relays may be starting at the same time. */
+#define STARTING_MAX 4
 
 static object_access_hook_type prev_object_access_hook = NULL;
 
@@ -205,7 +208,9 @@ void
 relay_slot_free(DatabaseSlot *db)
 {
 	SpinLockAcquire(&db->mutex);
-	if (!db->probe_again)
+	if (db->probe_again)
+		db->state = RELAY_RUNNING;	/* for a moment; ending is no failure */
+	else
 	{
 		db->dboid = InvalidOid;
 		db->state = RELAY_NONE;
@@ -229,6 +234,9 @@ relay_slot_report(DatabaseSlot *db, bool good)
 		db->relay_latch = MyLatch;
 	}
 	SpinLockRelease(&db->mutex);
+
+	if (good)
+		wake_launcher();		/* for others that wait for their start */
 }
 
 /*
@@ -380,7 +388,9 @@ assign_slots(void)
 		}
 		for (int i = 0; db == NULL && i < taskoutbox_max_databases; i++)
 		{
-			if (shared->databases[i].state == RELAY_NONE)
+			/* One that was freed a moment ago may still have its process. */
+			if (shared->databases[i].state == RELAY_NONE &&
+				shared->databases[i].relay_pid == 0)
 			{
 				db = &shared->databases[i];
 				slot_assign(db, dboid);
@@ -403,64 +413,83 @@ assign_slots(void)
 	no_slot_reported = false;
 }
 
-/* Start what is due; returns how long nothing will be, in milliseconds. */
-static long
+/* Start the relays that are due. */
+static void
 start_relays(void)
 {
-	long		timeout = -1;
 	int			starting = 0;
 
 	for (int i = 0; i < taskoutbox_max_databases; i++)
 	{
 		DatabaseSlot *db = &shared->databases[i];
 		TimestampTz now = GetCurrentTimestamp();
-		TimestampTz due;
-		RelayState	state;
+		bool		is_due;
 
 		SpinLockAcquire(&db->mutex);
 		/* A worker that ended before it claimed the slot leaves no trace. */
 		if (db->state == RELAY_STARTING && db->relay_pid == 0 &&
 			now - db->since > START_TIMEOUT)
 			db->state = RELAY_STOPPED;
-		state = db->state;
-		due = state == RELAY_STARTING ? db->since + START_TIMEOUT : db->restart_at;
+		is_due = db->state == RELAY_STOPPED && db->restart_at <= now;
+		starting += db->state == RELAY_STARTING;
 		SpinLockRelease(&db->mutex);
 
 		/* Few at a time: a cluster can have hundreds of databases. */
-		if (state == RELAY_STARTING && ++starting >= 4)
-			break;
+		if (!is_due || starting >= STARTING_MAX)
+			continue;
 
-		if (state == RELAY_STOPPED && due <= now)
+		if (!scan_databases(db->dboid))
 		{
-			if (!scan_databases(db->dboid))
-			{
-				relay_slot_free(db);
-				continue;
-			}
-			SpinLockAcquire(&db->mutex);
-			db->state = RELAY_STARTING;
-			db->since = now;
-			db->restarts++;
-			SpinLockRelease(&db->mutex);
-			starting++;
-
-			if (!start_relay(db))
-			{
-				SpinLockAcquire(&db->mutex);
-				db->state = RELAY_STOPPED;
-				db->restart_at = now + NO_WORKER_RETRY_MS * INT64CONST(1000);
-				SpinLockRelease(&db->mutex);
-			}
-			due = db->state == RELAY_STARTING ? now + START_TIMEOUT : db->restart_at;
+			relay_slot_free(db);
+			continue;
 		}
-		if (state == RELAY_STARTING || state == RELAY_STOPPED)
-		{
-			long		ms = TimestampDifferenceMilliseconds(now, due) + 1;
+		SpinLockAcquire(&db->mutex);
+		db->state = RELAY_STARTING;
+		db->since = now;
+		db->restarts++;
+		SpinLockRelease(&db->mutex);
+		starting++;
 
-			timeout = timeout < 0 ? ms : Min(timeout, ms);
+		if (!start_relay(db))
+		{
+			SpinLockAcquire(&db->mutex);
+			db->state = RELAY_STOPPED;
+			db->restart_at = now + NO_WORKER_RETRY;
+			db->restarts--;
+			SpinLockRelease(&db->mutex);
+			starting--;
 		}
 	}
-	return timeout;
+}
+
+/* How long nothing will be due, in milliseconds; -1: for ever. */
+static long
+idle_time(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next = DT_NOEND;
+	int			starting = 0;
+	bool		has_probes;
+
+	SpinLockAcquire(&shared->mutex);
+	has_probes = shared->nprobes > 0;
+	SpinLockRelease(&shared->mutex);
+	if (has_probes)
+		return 0;
+
+	for (int i = 0; i < taskoutbox_max_databases; i++)
+		starting += shared->databases[i].state == RELAY_STARTING;
+	for (int i = 0; i < taskoutbox_max_databases; i++)
+	{
+		DatabaseSlot *db = &shared->databases[i];
+
+		if (db->state == RELAY_STARTING)
+			next = Min(next, db->since + START_TIMEOUT);
+		/* With many starting, the end of a start wakes us. */
+		else if (db->state == RELAY_STOPPED && starting < STARTING_MAX)
+			next = Min(next, db->restart_at);
+	}
+	return next == DT_NOEND ? -1 : TimestampDifferenceMilliseconds(now, next);
 }
 
 void
@@ -497,7 +526,10 @@ taskoutbox_launcher_main(Datum arg)
 
 		collect_probes();
 		assign_slots();
-		timeout = start_relays();
+		start_relays();
+
+		/* Looked at last: a lock that we waited for may have used up our latch. */
+		timeout = idle_time();
 
 		pgstat_report_activity(STATE_IDLE, NULL);
 		(void) WaitLatch(MyLatch,

@@ -92,11 +92,14 @@ receipt_from_text(const text *handle)
 	int			len = VARSIZE_ANY_EXHDR(handle);
 	Receipt		receipt = {0};
 	int			i = 0;
+	uint64		id = 0;
 	bool		good;
 
-	while (i < len && i < 18 && at[i] >= '0' && at[i] <= '9')
-		receipt.id = receipt.id * 10 + (at[i++] - '0');
-	good = i > 0 && len - i == 1 + LEASE_SECRET_BYTES * 2 && at[i] == '-';
+	/* 19 digits fit into 64 bits, if not into a bigint. */
+	while (i < len && i < 19 && at[i] >= '0' && at[i] <= '9')
+		id = id * 10 + (at[i++] - '0');
+	receipt.id = (int64) id;
+	good = i > 0 && id <= PG_INT64_MAX && len - i == 1 + LEASE_SECRET_BYTES * 2 && at[i] == '-';
 	for (int j = 0; good && j < LEASE_SECRET_BYTES; j++)
 	{
 		int			high = hex_digit(at[i + 1 + 2 * j]);

@@ -75,6 +75,7 @@ static XLogRecPtr flush_to = InvalidXLogRecPtr;
 static Question *questions = NULL;
 static int	nquestions = 0;
 static bool asked_before = false;
+static uint64 asked = 0;
 
 static bool is_started = false;
 static TimestampTz next_fallback = 0;
@@ -411,7 +412,7 @@ read_table(OutboxReader *reader, int64 from, bool to_end)
 
 			CHECK_FOR_INTERRUPTS();
 			serve();
-			nquestions = ask_open_questions(db->dboid, questions);
+			nquestions = ask_open_questions(db, questions, &asked);
 			asked_before = false;
 			(void) answer(&renew);
 		}
@@ -562,7 +563,23 @@ relay_round(void)
 	return Min(next, next_fallback);
 }
 
-/* Ready to sleep? Says to others whether we want to be woken by each of them. */
+static TimestampTz
+next_expiry(void)
+{
+	TimestampTz result;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	result = db->next_expiry;
+	LWLockRelease(shared->lease_lock);
+
+	return result;
+}
+
+/*
+ * Ready to sleep? Says to others whether we want to be woken by each of them. A
+ * lock that we waited for in the round may have used up our latch, so all that
+ * it can stand for is looked at here.
+ */
 static bool
 may_sleep(bool waiting)
 {
@@ -579,10 +596,10 @@ may_sleep(bool waiting)
 			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
-	idle &= !db->check_extension;
+	idle &= !db->check_extension && db->questions == asked;
 	SpinLockRelease(&db->mutex);
 
-	return idle && ncarried == 0;
+	return idle && ncarried == 0 && asked_before && !ConfigReloadPending;
 }
 
 static void
@@ -596,6 +613,7 @@ relay_loop(void)
 	for (;;)
 	{
 		TimestampTz next;
+		TimestampTz now_next;
 		bool		waiting;
 		bool		renew;
 		long		timeout;
@@ -609,15 +627,16 @@ relay_loop(void)
 
 		MemoryContextReset(round_context);
 		MemoryContextSwitchTo(round_context);
-		nquestions = ask_open_questions(db->dboid, questions);
+		nquestions = ask_open_questions(db, questions, &asked);
 		asked_before = true;
 		next = relay_round();
 		waiting = answer(&renew);
 
-		if (!may_sleep(waiting) || !asked_before)
+		if (!may_sleep(waiting))
 			continue;
 
-		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), next);
+		now_next = next_expiry();
+		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), Min(next, now_next));
 		if (renew)
 			timeout = Min(timeout, RENEWED_WAKE_MS);
 		pgstat_report_stat(timeout >= 1000);

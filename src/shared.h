@@ -87,6 +87,7 @@ typedef struct DatabaseSlot
 	int64		restarts;
 	bool		probe_again;	/* the extension may have been created again */
 	bool		wants_wake;		/* the relay wants to know of each commit */
+	uint64		questions;		/* how many were asked so far */
 	bool		check_extension;	/* it may have been dropped */
 	bool		check_leases;	/* something ended that named no id */
 	IdRing		committed;		/* enqueued and committed */

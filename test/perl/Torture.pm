@@ -591,7 +591,7 @@ sub torture
 	# Everything must get through while the foreign transaction is still open.
 	my $left = q(SELECT count(*) FROM taskoutbox.task_outbox);
 	my $started = mono();
-	my $drained = poll(sub { reap($t); value(admin($t), $left) == 0 }, 90);
+	my $drained = poll(sub { reap($t); value(admin($t), $left) == 0 }, 120);
 	$t->{figure}{'seconds to drain'} = sprintf('%.1f', mono() - $started);
 	ok($drained, 'the outbox drained');
 	if (!$drained)

@@ -15,8 +15,8 @@ use Test::More;
 use Torture;
 
 my $seed = $ENV{TORTURE_SEED} || 1 + int(rand 1_000_000);
-my $seconds = $ENV{TORTURE_SECONDS};
-my $only = $ENV{TORTURE_ONLY};
+my $seconds = $ENV{TORTURE_SECONDS} || 0;
+my $only = $ENV{TORTURE_ONLY} || '';
 diag("TORTURE_SEED=$seed");
 
 # The judge first: each kind of violation is seen, and what is allowed is not.
@@ -83,14 +83,15 @@ my @configurations = (
 	# Each commit overflows both: the relay lives on sweeps.
 	[ 'overflow', seconds => 15, conf => "taskoutbox.ring_size = 1\ntaskoutbox.announce_size = 1" ],
 	# More is waiting than the relay can hold.
-	[ 'memory', seconds => 15, conf => "taskoutbox.relay_memory = '64kB'", memory => 65536, backlog => 12000 ],
+	[ 'memory', seconds => 15, conf => "taskoutbox.relay_memory = '64kB'", memory => 65536, backlog => 8000 ],
 	[ 'crash', seconds => 15, kill => 1 ]);
 
+die "no configuration is named $only\n" if $only && !grep { $_->[0] eq $only } @configurations;
 for my $c (@configurations)
 {
 	my ($name, %opt) = @$c;
-	next if defined $only && $only ne $name;
-	$opt{seconds} = $seconds if defined $seconds;
+	next if $only && $only ne $name;
+	$opt{seconds} = $seconds if $seconds;
 	subtest $name => sub { torture(name => $name, seed => $seed, %opt) };
 }
 

@@ -64,6 +64,43 @@ is(ids(wait_query($waiting)), $id, 'a receive that waits over a restart of the r
 # terminated now and then.
 cmp_ok((terminate($relay->(), $relay))[0], '<', 10, 'terminated again soon: back') for 1 .. 3;
 
+# What came back before the relay was terminated, and was not counted yet: the next
+# relay counts it. (The relay is stopped, so that it cannot.)
+sub restart_stopped_relay
+{
+	my ($meanwhile) = @_;
+	my $old = $relay->();
+	kill 'STOP', $old or die "cannot stop the relay: $!";
+	$meanwhile->();
+	value($s1, 'SELECT pg_terminate_backend($1)', $old);
+	kill 'CONT', $old;
+	poll(sub { my $p = $relay->(); $p && $p != $old }, 30) or die 'no new relay';
+	return;
+}
+my @q = (queue => 'count');
+$s1->do(q(SELECT taskoutbox.create_queue('count')));
+$id = enqueue($s1, 'g', '{}', 'count');
+($m) = receive($s2, @q, vt => '10 min', wait => '5 s');
+is("$m->{id} $m->{receive_count}", "$id 1", 'received');
+restart_stopped_relay(sub { value($s2, q(SELECT taskoutbox.change_visibility($1, '0')), $m->{receipt_handle}) });
+($m) = receive($s2, @q, vt => '500 ms', wait => '5 s');
+is("$m->{id} $m->{receive_count}", "$id 2", 'a receive that came back before the relay restarted is counted');
+my $until = value($s1, q(SELECT clock_timestamp() + '500 ms'));
+restart_stopped_relay(sub { poll(sub { value($s1, 'SELECT clock_timestamp() > $1::timestamptz', $until) }) });
+($m) = receive($s2, @q, vt => '10 min', wait => '5 s');
+is("$m->{id} $m->{receive_count}", "$id 3", 'so is one whose timeout ended before');
+restart_stopped_relay(sub { value($s2, q(SELECT taskoutbox.change_visibility($1, '700 ms')), $m->{receipt_handle}) });
+($m) = receive($s2, @q, vt => '10 min', wait => '5 s');
+is("$m->{id} $m->{receive_count}", "$id 4", 'so is one whose timeout ends after the restart');
+value($s2, 'SELECT taskoutbox.delete($1)', $m->{receipt_handle});
+
+# The same when only one of two that are out together has come back.
+my @two = receive_together($s2, 2, @q, vt => '10 min');
+restart_stopped_relay(sub { value($s2, q(SELECT taskoutbox.change_visibility($1, '0')), $two[1]{receipt_handle}) });
+is(ids(receive($s2, @q, max => 10, wait => '300 ms')), '', 'nothing of the group while the first one is out');
+value($s2, q(SELECT taskoutbox.change_visibility($1, '0')), $two[0]{receipt_handle});
+is(join(' ', map { "$_->{id}:$_->{receive_count}" } drain($s2, @q)), "$two[0]{id}:2 $two[1]{id}:2", 'both are counted, and in order');
+
 #
 # The launcher
 #

@@ -268,7 +268,11 @@ sub hot
 
 	$txn += $n;
 	$pos += $n;
-	$figure{'transactions committed'} += $n if attempt(sub { run(q{CALL hot($1, $2, $3, $4, $5)}, $me, $first, $first_pos, $n, mono()) });
+	if (attempt(sub { run(q{CALL hot($1, $2, $3, $4, $5)}, $me, $first, $first_pos, $n, mono()) }))
+	{
+		seen_committed($me, $_) for $first .. $txn;
+		$figure{'transactions committed'} += $n;
+	}
 	return;
 }
 
