@@ -46,6 +46,7 @@
 /* Messages that were taken, but not returned to the caller yet. */
 typedef struct Taken
 {
+	Oid			outbox;
 	Receipt		receipts[MESSAGES_MAX];
 	int			n;
 } Taken;
@@ -70,7 +71,7 @@ give_back_taken(int code, Datum arg)
 {
 	Taken	   *taken = (Taken *) DatumGetPointer(arg);
 
-	lease_give_back(taken->receipts, taken->n);
+	lease_give_back(taken->outbox, taken->receipts, taken->n);
 }
 
 /* A copy that stays readable after the row is gone. */
@@ -109,7 +110,7 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 		}
 		if (!found)
 		{
-			lease_give_back(receipt, 1);
+			lease_give_back(taken->outbox, receipt, 1);
 			/* Out of the list at once: an error below must not give it back twice. */
 			taken->n--;
 			memmove(receipt, receipt + 1, (taken->n - i) * sizeof(Receipt));
@@ -177,6 +178,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 
+	taken->outbox = outbox_relid();
 	if (!pg_strong_random(taken->receipts, max_messages * sizeof(Receipt)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
@@ -190,7 +192,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 		int			returned = 0;
 
 		taken->n = queue == NULL ? 0 :
-			lease_take(db, queue, max_messages, GetCurrentTimestamp() + visibility_timeout,
+			lease_take(db, taken->outbox, queue, max_messages, GetCurrentTimestamp() + visibility_timeout,
 					   taken->receipts, &full);
 		if (taken->n > 0)
 		{
@@ -262,7 +264,7 @@ delete_message(text *handle, bool missing_ok)
 {
 	Receipt		receipt = receipt_from_text(handle);
 
-	if (!succeeded(lease_mark_deleting(&receipt), receipt.id, missing_ok))
+	if (!succeeded(lease_mark_deleting(outbox_relid(), &receipt), receipt.id, missing_ok))
 		return false;
 	/* Someone deleted the row itself, and not by its handle. */
 	if (!outbox_delete(receipt.id))
@@ -335,10 +337,10 @@ taskoutbox_change_visibility(PG_FUNCTION_ARGS)
 		char	   *error = text_to_cstring(PG_GETARG_TEXT_PP(2));
 
 		error[pg_mbcliplen(error, strlen(error), LAST_ERROR_BYTES)] = '\0';
-		(void) succeeded(lease_touch(&receipt), receipt.id, false);
+		(void) succeeded(lease_touch(outbox_relid(), &receipt), receipt.id, false);
 		(void) outbox_set_error(receipt.id, error);
 	}
-	(void) succeeded(lease_change(&receipt, GetCurrentTimestamp() + visibility_timeout),
+	(void) succeeded(lease_change(outbox_relid(), &receipt, GetCurrentTimestamp() + visibility_timeout),
 					 receipt.id, false);
 	PG_RETURN_BOOL(true);
 }

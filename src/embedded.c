@@ -17,6 +17,7 @@
 #include "access/xact.h"
 #include "storage/lwlock.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
@@ -58,9 +59,10 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < taskoutbox_max_queues; i++)
 		db->queues[i].offered = db->queues[i].taken = 0;
+	db->outbox = RelationGetRelid(reader->rel);
 	LWLockRelease(shared->lease_lock);
 
-	n = lease_list(db, DT_NOEND, &ids);
+	n = lease_list_all(db, &ids);
 	for (int i = 0; i < n; i++)
 	{
 		if (outbox_lookup(reader, ids[i]))
@@ -70,7 +72,7 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
 			lanes_accept(&row, true);
 		}
 		else
-			lease_drop(db->dboid, ids[i]);
+			lease_drop(db, ids[i]);
 	}
 	pfree(ids);
 }
@@ -152,13 +154,13 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 
 		if (nout-- == 0)
 			break;
-		state = lease_check(db->dboid, message->id, now);
+		state = lease_check(db, message->id, now);
 		fate = state == LEASE_HELD && !look_at_all ? OUTBOX_HERE :
 			outbox_look(dirty, message->id);
 
 		if (fate == OUTBOX_GONE)
 		{
-			lease_drop(db->dboid, message->id);
+			lease_drop(db, message->id);
 			lanes_remove(message);
 			lane->nout--;
 		}
@@ -188,7 +190,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		row = outbox_row(dirty);
 		is_last = row.receive_count + 1 >= queue->settings.max_receive_count;
 
-		if (lease_check(db->dboid, message->id, now) != LEASE_NONE)
+		if (lease_check(db, message->id, now) != LEASE_NONE)
 		{
 			if (!count_or_bury(message->id, row.receive_count + 1, is_last))
 			{
@@ -196,7 +198,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 				lane->is_busy = true;
 				continue;
 			}
-			lease_drop(db->dboid, message->id);
+			lease_drop(db, message->id);
 			message->is_attempted = true;
 			if (is_last)
 			{
@@ -292,7 +294,7 @@ embedded_settle(DatabaseSlot *db)
 			if (message)
 				settle_lane(db, message->lane, dirty, now, false);
 			else
-				lease_drop(db->dboid, ids[i]);	/* of a row that is gone */
+				lease_drop(db, ids[i]);	/* of a row that is gone */
 		}
 		pfree(ids);
 	}

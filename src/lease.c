@@ -25,7 +25,7 @@
 /* What this transaction does to leases, to be finished when it ends. */
 typedef struct PendingLease
 {
-	int64		id;
+	LeaseKey	key;
 	bool		deleting;		/* else: only tell the relay to look */
 	SubTransactionId subxid;
 } PendingLease;
@@ -34,31 +34,36 @@ static PendingLease *pending = NULL;
 static int	npending = 0;
 static int	pending_size = 0;
 
-static LeaseKey
-lease_key(Oid dboid, int64 id)
-{
-	LeaseKey	key = {.dboid = dboid,.padding = 0,.id = id};
-
-	return key;
-}
-
 static Lease *
-lease_find(Oid dboid, int64 id)
+lease_find(LeaseKey key)
 {
-	LeaseKey	key = lease_key(dboid, id);
-
 	return hash_search(lease_hash, &key, HASH_FIND, NULL);
 }
 
 static void
-lease_remove(Oid dboid, int64 id)
+lease_remove(LeaseKey key)
 {
-	LeaseKey	key = lease_key(dboid, id);
 	bool		found;
 
 	hash_search(lease_hash, &key, HASH_REMOVE, &found);
 	if (found)
 		shared->nleases--;
+}
+
+static LeaseKey
+own_key(Oid outbox, int64 id)
+{
+	LeaseKey	key = {.dboid = MyDatabaseId,.outbox = outbox,.id = id};
+
+	return key;
+}
+
+static LeaseKey
+relay_key(DatabaseSlot *db, int64 id)
+{
+	LeaseKey	key = {.dboid = db->dboid,.outbox = db->outbox,.id = id};
+
+	return key;
 }
 
 /*
@@ -122,7 +127,7 @@ receipt_from_text(const text *handle)
  */
 
 int
-lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
+lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
 		   Receipt *receipts, bool *full)
 {
 	uint64		key = queue->key;
@@ -131,10 +136,13 @@ lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 
-	/* The relay offers as much of a lane as the largest receive can take. */
-	if (queue->wanted < Min(max, LANE_OFFER_MAX))
+	/*
+	 * The relay offers as much of a lane as the largest receive can take. And
+	 * what a relay of another installation offered is not for us.
+	 */
+	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox)
 	{
-		queue->wanted = Min(max, LANE_OFFER_MAX);
+		queue->wanted = Max(queue->wanted, Min(max, LANE_OFFER_MAX));
 		LWLockRelease(shared->lease_lock);
 		return 0;
 	}
@@ -142,7 +150,7 @@ lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
 	while (n < max && queue->taken < queue->offered)
 	{
 		int64		id = queue->offers[queue->taken % OFFERS_PER_QUEUE];
-		LeaseKey	lkey = lease_key(MyDatabaseId, Abs(id));
+		LeaseKey	lkey = own_key(outbox, Abs(id));
 		Lease	   *lease;
 
 		if (shared->nleases >= taskoutbox_max_in_flight)
@@ -182,11 +190,11 @@ lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
 }
 
 void
-lease_give_back(const Receipt *receipts, int n)
+lease_give_back(Oid outbox, const Receipt *receipts, int n)
 {
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < n; i++)
-		lease_remove(MyDatabaseId, receipts[i].id);
+		lease_remove(own_key(outbox, receipts[i].id));
 	LWLockRelease(shared->lease_lock);
 
 	for (int i = 0; i < n; i++)
@@ -199,9 +207,9 @@ lease_give_back(const Receipt *receipts, int n)
 
 /* Find the lease that a receipt names, under the lock. */
 static LeaseResult
-lease_of_receipt(const Receipt *receipt, Lease **lease)
+lease_of_receipt(Oid outbox, const Receipt *receipt, Lease **lease)
 {
-	*lease = lease_find(MyDatabaseId, receipt->id);
+	*lease = lease_find(own_key(outbox, receipt->id));
 	if (*lease == NULL ||
 		memcmp((*lease)->secret, receipt->secret, LEASE_SECRET_BYTES) != 0 ||
 		(*lease)->until <= GetCurrentTimestamp())
@@ -225,16 +233,16 @@ pending_reserve(void)
 }
 
 static void
-pending_add(int64 id, bool deleting)
+pending_add(Oid outbox, int64 id, bool deleting)
 {
-	pending[npending].id = id;
+	pending[npending].key = own_key(outbox, id);
 	pending[npending].deleting = deleting;
 	pending[npending].subxid = GetCurrentSubTransactionId();
 	npending++;
 }
 
 LeaseResult
-lease_mark_deleting(const Receipt *receipt)
+lease_mark_deleting(Oid outbox, const Receipt *receipt)
 {
 	Lease	   *lease;
 	LeaseResult result;
@@ -242,18 +250,18 @@ lease_mark_deleting(const Receipt *receipt)
 	pending_reserve();
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	result = lease_of_receipt(receipt, &lease);
+	result = lease_of_receipt(outbox, receipt, &lease);
 	if (result == LEASE_OK)
 		lease->deleter = MyProcPid;
 	LWLockRelease(shared->lease_lock);
 
 	if (result == LEASE_OK)
-		pending_add(receipt->id, true);
+		pending_add(outbox, receipt->id, true);
 	return result;
 }
 
 LeaseResult
-lease_change(const Receipt *receipt, TimestampTz until)
+lease_change(Oid outbox, const Receipt *receipt, TimestampTz until)
 {
 	DatabaseSlot *db = database_slot(MyDatabaseId);
 	Lease	   *lease;
@@ -261,7 +269,7 @@ lease_change(const Receipt *receipt, TimestampTz until)
 	bool		wake = false;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	result = lease_of_receipt(receipt, &lease);
+	result = lease_of_receipt(outbox, receipt, &lease);
 	if (result == LEASE_OK)
 	{
 		lease->until = until;
@@ -279,7 +287,7 @@ lease_change(const Receipt *receipt, TimestampTz until)
 }
 
 LeaseResult
-lease_touch(const Receipt *receipt)
+lease_touch(Oid outbox, const Receipt *receipt)
 {
 	Lease	   *lease;
 	LeaseResult result;
@@ -287,11 +295,11 @@ lease_touch(const Receipt *receipt)
 	pending_reserve();
 
 	LWLockAcquire(shared->lease_lock, LW_SHARED);
-	result = lease_of_receipt(receipt, &lease);
+	result = lease_of_receipt(outbox, receipt, &lease);
 	LWLockRelease(shared->lease_lock);
 
 	if (result == LEASE_OK)
-		pending_add(receipt->id, false);
+		pending_add(outbox, receipt->id, false);
 	return result;
 }
 
@@ -315,7 +323,7 @@ pending_finish(int from, bool committed)
 
 		if (!pending[i].deleting)
 			continue;
-		lease = lease_find(MyDatabaseId, pending[i].id);
+		lease = lease_find(pending[i].key);
 		if (lease == NULL || lease->deleter != MyProcPid)
 			continue;
 		if (committed)
@@ -324,7 +332,7 @@ pending_finish(int from, bool committed)
 
 			if (queue)
 				queue->delivered++;
-			lease_remove(MyDatabaseId, pending[i].id);
+			lease_remove(pending[i].key);
 		}
 		else
 			lease->deleter = 0;
@@ -333,11 +341,11 @@ pending_finish(int from, bool committed)
 
 	for (int i = from; i < npending; i++)
 	{
-		IdRun		run = {pending[i].id, pending[i].id};
+		IdRun		run = {pending[i].key.id, pending[i].key.id};
 
 		/* Neighbours, as a batch of one group is, make one entry. */
-		while (i + 1 < npending && pending[i + 1].id == run.last + 1)
-			run.last = pending[++i].id;
+		while (i + 1 < npending && pending[i + 1].key.id == run.last + 1)
+			run.last = pending[++i].key.id;
 		ring_push(MyDatabaseId, RING_ENDED, &run, 1, NO_SWEEP);
 	}
 	npending = from;
@@ -395,13 +403,13 @@ lease_init(void)
  */
 
 LeaseState
-lease_check(Oid dboid, int64 id, TimestampTz now)
+lease_check(DatabaseSlot *db, int64 id, TimestampTz now)
 {
 	Lease	   *lease;
 	LeaseState	state = LEASE_HELD;
 
 	LWLockAcquire(shared->lease_lock, LW_SHARED);
-	lease = lease_find(dboid, id);
+	lease = lease_find(relay_key(db, id));
 	if (lease == NULL)
 		state = LEASE_NONE;
 	else if (lease->deleter == 0 && lease->until <= now)
@@ -412,19 +420,19 @@ lease_check(Oid dboid, int64 id, TimestampTz now)
 }
 
 void
-lease_drop(Oid dboid, int64 id)
+lease_drop(DatabaseSlot *db, int64 id)
 {
 	Lease	   *lease;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	lease = lease_find(dboid, id);
+	lease = lease_find(relay_key(db, id));
 	if (lease && lease->deleter == 0)
-		lease_remove(dboid, id);
+		lease_remove(lease->key);
 	LWLockRelease(shared->lease_lock);
 }
 
-int
-lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids)
+static int
+list_leases(DatabaseSlot *db, TimestampTz until, bool all, int64 **ids)
 {
 	HASH_SEQ_STATUS seq;
 	Lease	   *lease;
@@ -439,12 +447,17 @@ lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids)
 	{
 		if (lease->key.dboid != db->dboid)
 			continue;
+		if (lease->key.outbox != db->outbox)
+		{
+			lease_remove(lease->key);
+			continue;
+		}
 
 		/* Past its time but being deleted: the end of that will tell us. */
+		if (all || (lease->until <= until && lease->deleter == 0))
+			result[n++] = lease->key.id;
 		if (lease->until > until)
 			next = Min(next, lease->until);
-		else if (lease->deleter == 0 || until == DT_NOEND)
-			result[n++] = lease->key.id;
 	}
 	db->next_expiry = next;
 	LWLockRelease(shared->lease_lock);
@@ -454,7 +467,19 @@ lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids)
 }
 
 int
-lease_count(Oid dboid, uint64 queue)
+lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids)
+{
+	return list_leases(db, until, false, ids);
+}
+
+int
+lease_list_all(DatabaseSlot *db, int64 **ids)
+{
+	return list_leases(db, DT_NOBEGIN, true, ids);
+}
+
+int
+lease_count(DatabaseSlot *db, uint64 queue)
 {
 	HASH_SEQ_STATUS seq;
 	Lease	   *lease;
@@ -464,7 +489,8 @@ lease_count(Oid dboid, uint64 queue)
 	hash_seq_init(&seq, lease_hash);
 	while ((lease = hash_seq_search(&seq)) != NULL)
 	{
-		if (lease->key.dboid == dboid && lease->queue == queue)
+		if (lease->key.dboid == db->dboid && lease->key.outbox == db->outbox &&
+			lease->queue == queue)
 			n++;
 	}
 	LWLockRelease(shared->lease_lock);

@@ -10,10 +10,14 @@
 
 #define LEASE_SECRET_BYTES 16
 
+/*
+ * The table is part of the key: ids start anew when the extension is dropped and
+ * created again.
+ */
 typedef struct LeaseKey
 {
 	Oid			dboid;
-	uint32		padding;		/* always 0: the key is hashed as bytes */
+	Oid			outbox;
 	int64		id;
 } LeaseKey;
 
@@ -50,7 +54,7 @@ extern void lease_init(void);
 
 
 /*
- * For consumers.
+ * For consumers; outbox is the table's oid.
  */
 
 /*
@@ -59,24 +63,24 @@ extern void lease_init(void);
  * filled in. 0 also when the relay is to offer longer parts of lanes first. Sets
  * *full when the leases of the cluster (taskoutbox.max_in_flight) are used up.
  */
-extern int	lease_take(DatabaseSlot *db, QueueSlot *queue, int max, TimestampTz until,
+extern int	lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
 					   Receipt *receipts, bool *full);
 
 /* Give messages back as if they had not been taken. */
-extern void lease_give_back(const Receipt *receipts, int n);
+extern void lease_give_back(Oid outbox, const Receipt *receipts, int n);
 
 /*
  * Mark a message as being deleted by this transaction. To be called before the
  * row is touched. Commit ends the lease, abort (of this subtransaction) and
  * PREPARE clear the mark.
  */
-extern LeaseResult lease_mark_deleting(const Receipt *receipt);
+extern LeaseResult lease_mark_deleting(Oid outbox, const Receipt *receipt);
 
 /* Move the end of a lease; at once, whatever becomes of the transaction. */
-extern LeaseResult lease_change(const Receipt *receipt, TimestampTz until);
+extern LeaseResult lease_change(Oid outbox, const Receipt *receipt, TimestampTz until);
 
 /* This transaction changes the row: the relay is to look again when it ends. */
-extern LeaseResult lease_touch(const Receipt *receipt);
+extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
 
 
 /*
@@ -89,19 +93,22 @@ typedef enum LeaseState
 	LEASE_EXPIRED				/* no receipt handle is good for it any more */
 } LeaseState;
 
-extern LeaseState lease_check(Oid dboid, int64 id, TimestampTz now);
+extern LeaseState lease_check(DatabaseSlot *db, int64 id, TimestampTz now);
 
 /* Remove a lease that expired or whose row is gone, unless someone deletes it. */
-extern void lease_drop(Oid dboid, int64 id);
+extern void lease_drop(DatabaseSlot *db, int64 id);
 
 /*
- * The ids of a database's leases that end at or before the given time (DT_NOEND:
- * all), in an array of the current memory context. Stores the earliest end of
- * the others in db->next_expiry.
+ * The ids of leases that end at or before the given time, in an array of the
+ * current memory context. Stores the earliest end of the others in
+ * db->next_expiry. Leases of a table that is no more are removed.
  */
 extern int	lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids);
 
+/* The same of all leases, also of those that someone deletes. */
+extern int	lease_list_all(DatabaseSlot *db, int64 **ids);
+
 /* Messages in flight in one queue. */
-extern int	lease_count(Oid dboid, uint64 queue);
+extern int	lease_count(DatabaseSlot *db, uint64 queue);
 
 #endif							/* TASKOUTBOX_LEASE_H */

@@ -510,14 +510,18 @@ set_queues(void)
 	}
 }
 
-/* Commits, and does not come back, when the extension is not there. */
+/*
+ * Does not come back when the extension is not there, or not the one that we
+ * started with: then another relay is to start with an empty memory.
+ */
 static void
 leave_without_extension(void)
 {
-	if (OidIsValid(get_extension_oid("taskoutbox", true)))
+	if (!OidIsValid(get_extension_oid("taskoutbox", true)))
+		relay_slot_free(db);
+	else if (!is_started || outbox_relid() == db->outbox)
 		return;
 	CommitTransactionCommand();
-	relay_slot_free(db);
 	proc_exit(0);
 }
 

@@ -100,6 +100,7 @@ typedef struct DatabaseSlot
 	int64		orphans;		/* rows of queues that do not exist */
 
 	/* under the lease lock */
+	Oid			outbox;			/* the table whose ids are on offer */
 	TimestampTz next_expiry;	/* no lease of ours ends earlier */
 	QueueSlot  *queues;			/* taskoutbox_max_queues of them */
 } DatabaseSlot;

@@ -121,7 +121,7 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 	for (int i = 0; i < n; i++)
 	{
 		QueueSlot  *slot = db ? queue_slot(db, queues[i].key) : NULL;
-		int64		in_flight = slot ? lease_count(MyDatabaseId, queues[i].key) : 0;
+		int64		in_flight = slot ? lease_count(db, queues[i].key) : 0;
 		Datum		values[9] = {0};
 		bool		nulls[9] = {false};
 

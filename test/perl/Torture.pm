@@ -223,7 +223,7 @@ sub trouble
 	my $next_relay = $now + 2 + rand(2);
 	my $next_consumer = $now + 1 + rand(3);
 	my $next_kill = $now + 3;
-	my ($next_list, @writers, @all) = (0);
+	my ($next_list, @writers, @relay, @all) = (0);
 
 	while (($now = mono()) < $end)
 	{
@@ -235,7 +235,8 @@ sub trouble
 				$t->{figure}{'most bytes of memory'} = $bytes
 				  if defined $bytes && $bytes > ($t->{figure}{'most bytes of memory'} || 0);
 				@writers = victims($t, $writers_sql);
-				@all = (victims($t, $clients_sql), victims($t, $relay_sql));
+				@relay = victims($t, $relay_sql);
+				@all = (victims($t, $clients_sql), @relay);
 				$next_list = $now + .5;
 			}
 			if ($now >= $next_relay)
@@ -271,16 +272,19 @@ sub trouble
 			}
 			# Mostly short stops, of the writers that run on a CPU just now: the best
 			# chance to catch one between becoming visible to others and telling
-			# the relay.  Those that follow others' commits (see client.pl) go on
-			# meanwhile.  Sometimes a long stop, of any process.
-			if (rand() < .96)
+			# the relay; or of the relay, in the middle of its round.  Those that
+			# follow others' commits (see client.pl) go on meanwhile.  Sometimes
+			# a long stop, of any process.
+			my $x = rand();
+			if ($x < .95)
 			{
+				my @targets = $x < .6 ? @writers : @relay;
 				my @running;
 				for (1 .. 20)
 				{
-					last if @running = grep { is_backend($t, $_) eq 'R' } @writers;
+					last if @running = grep { is_backend($t, $_) eq 'R' } @targets;
 				}
-				stop_and_continue($t, 8_000 + rand(20_000), @running ? @running : one_of(@writers));
+				stop_and_continue($t, 8_000 + rand(20_000), @running ? @running : one_of(@targets));
 			}
 			else
 			{
