@@ -158,25 +158,31 @@ launcher_init(void)
  */
 
 static DatabaseSlot *claimed = NULL;
+static bool claimed_failed = false;
 
 /* In before_shmem_exit, so that the latch is never one of a process that ended. */
 static void
 relay_slot_leave(int code, Datum arg)
 {
 	DatabaseSlot *db = claimed;
+	TimestampTz now = GetCurrentTimestamp();
+	bool		is_healthy;
 
 	SpinLockAcquire(&db->mutex);
+	is_healthy = db->state == RELAY_RUNNING && now - db->since > HEALTHY_AFTER;
 	db->relay_latch = NULL;
 	db->relay_pid = 0;
-	db->since = db->restart_at = GetCurrentTimestamp();
+	db->since = db->restart_at = now;
 	if (OidIsValid(db->dboid))
 	{
-		if (db->state == RELAY_STARTING)
-			db->failures++;		/* it could not even connect */
-		db->state = RELAY_STOPPED;
-		if (db->failures > 0)
+		/* One that could not even connect failed, too. */
+		if (claimed_failed || db->state == RELAY_STARTING)
+		{
+			db->failures = is_healthy ? 1 : db->failures + 1;
 			db->restart_at += USECS_PER_SEC *
 				Min(DELAY_MAX_SECONDS, 1 << Min(db->failures - 1, 10));
+		}
+		db->state = RELAY_STOPPED;
 	}
 	SpinLockRelease(&db->mutex);
 
@@ -220,23 +226,21 @@ relay_slot_free(DatabaseSlot *db)
 }
 
 void
-relay_slot_report(DatabaseSlot *db, bool good)
+relay_slot_ready(DatabaseSlot *db)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
 	SpinLockAcquire(&db->mutex);
-	if (!good)
-		db->failures = now - db->since > HEALTHY_AFTER ? 1 : db->failures + 1;
-	else if (db->state != RELAY_RUNNING)
-	{
-		db->state = RELAY_RUNNING;
-		db->since = now;
-		db->relay_latch = MyLatch;
-	}
+	db->state = RELAY_RUNNING;
+	db->since = GetCurrentTimestamp();
+	db->relay_latch = MyLatch;
 	SpinLockRelease(&db->mutex);
 
-	if (good)
-		wake_launcher();		/* for others that wait for their start */
+	wake_launcher();			/* for others that wait for their start */
+}
+
+void
+relay_slot_failed(void)
+{
+	claimed_failed = true;
 }
 
 /*

@@ -23,7 +23,8 @@ extern DatabaseSlot *relay_slot_claim(int index);
 /* The extension is not there (any more): no relay wanted. */
 extern void relay_slot_free(DatabaseSlot *db);
 
-/* The relay runs well (true), or is about to end for an error (false). */
-extern void relay_slot_report(DatabaseSlot *db, bool good);
+/* The relay can be waked; or is about to end for an error, to be delayed. */
+extern void relay_slot_ready(DatabaseSlot *db);
+extern void relay_slot_failed(void);
 
 #endif							/* TASKOUTBOX_LAUNCHER_H */

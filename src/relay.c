@@ -33,6 +33,7 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "ask.h"
@@ -525,6 +526,16 @@ leave_without_extension(void)
 	proc_exit(0);
 }
 
+/* Lock the table for this round, if it is still there. */
+static bool
+lock_outbox(void)
+{
+	if (!is_started)
+		return false;
+	LockRelationOid(db->outbox, AccessShareLock);
+	return SearchSysCacheExists1(RELOID, ObjectIdGetDatum(db->outbox));
+}
+
 static bool
 take_flag(bool *flag)
 {
@@ -548,7 +559,7 @@ relay_round(void)
 	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
-	if (take_flag(&db->check_extension))
+	if (!lock_outbox() || take_flag(&db->check_extension))
 		leave_without_extension();
 	if (settings_generation != queue_generation())
 		set_queues();
@@ -663,6 +674,7 @@ pin_settings(void)
 		{"synchronous_commit", "local"},
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
+		{"deadlock_timeout", "100ms"},	/* with DROP EXTENSION: we give way */
 		{"idle_in_transaction_session_timeout", "0"},
 		{"row_security", "off"},
 		{"session_replication_role", "origin"},
@@ -696,12 +708,12 @@ taskoutbox_relay_main(Datum arg)
 		CommitTransactionCommand();
 
 		lanes_init();
-		relay_slot_report(db, true);
+		relay_slot_ready(db);
 		relay_loop();
 	}
 	PG_CATCH();
 	{
-		relay_slot_report(db, false);
+		relay_slot_failed();
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
