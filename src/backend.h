@@ -34,6 +34,9 @@ typedef struct Backend
 	 */
 	TimestampTz (*settle) (DatabaseSlot *db);
 
+	/* The transaction of settle has committed. */
+	void		(*committed) (DatabaseSlot *db);
+
 	/* How many messages of the queue could be taken now. */
 	int			(*room) (struct Queue *queue);
 

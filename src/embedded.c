@@ -36,6 +36,35 @@
 static int	nbusy = 0;
 static TimestampTz busy_retry = DT_NOEND;
 
+/*
+ * Messages that came back and are counted: their leases are kept until that is
+ * committed, so that a relay that ends before leaves them to be counted.
+ */
+static int64 *counted = NULL;
+static int	ncounted = 0;
+static int	counted_size = 0;
+
+static void
+add_counted(int64 id)
+{
+	if (ncounted == counted_size)
+	{
+		counted_size = Max(256, counted_size * 2);
+		counted = counted == NULL ?
+			MemoryContextAlloc(TopMemoryContext, counted_size * sizeof(int64)) :
+			repalloc_huge(counted, counted_size * sizeof(int64));
+	}
+	counted[ncounted++] = id;
+}
+
+static void
+embedded_committed(DatabaseSlot *db)
+{
+	for (int i = 0; i < ncounted; i++)
+		lease_drop(db, counted[i]);
+	ncounted = 0;
+}
+
 /* Whether the lane's offer is still there: it is taken as a whole. */
 static bool
 is_on_offer(Lane *lane)
@@ -198,7 +227,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 				lane->is_busy = true;
 				continue;
 			}
-			lease_drop(db, message->id);
+			add_counted(message->id);
 			message->is_attempted = true;
 			if (is_last)
 			{
@@ -365,6 +394,7 @@ const Backend embedded_backend = {
 	.name = "embedded",
 	.start = embedded_start,
 	.settle = embedded_settle,
+	.committed = embedded_committed,
 	.room = embedded_room,
 	.deliver = embedded_deliver
 };

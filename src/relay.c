@@ -566,6 +566,7 @@ relay_round(void)
 	take_in(now);
 	next = embedded_backend.settle(db);
 	CommitTransactionCommand();
+	embedded_backend.committed(db);
 
 	MemoryContextSwitchTo(round_context);
 	serve();
