@@ -27,9 +27,11 @@ REVOKE ALL ON SCHEMA taskoutbox FROM PUBLIC;
 
 CREATE TABLE taskoutbox.queue (
 	name text NOT NULL PRIMARY KEY CHECK (pg_catalog.length(name) BETWEEN 1 AND 128),
-	backend text NOT NULL CHECK (backend OPERATOR(pg_catalog.=) 'embedded'),
-	visibility_timeout interval NOT NULL CHECK (visibility_timeout OPERATOR(pg_catalog.>) '0' AND visibility_timeout OPERATOR(pg_catalog.<=) '12 hours'),
-	max_receive_count integer NOT NULL CHECK (max_receive_count BETWEEN 1 AND 1000)
+	backend text NOT NULL DEFAULT 'embedded' CHECK (backend OPERATOR(pg_catalog.=) 'embedded'),
+	visibility_timeout interval NOT NULL DEFAULT '30 s' CHECK (visibility_timeout OPERATOR(pg_catalog.>) '0' AND visibility_timeout OPERATOR(pg_catalog.<=) '12 hours'),
+	max_receive_count integer NOT NULL DEFAULT 5 CHECK (max_receive_count BETWEEN 1 AND 1000),
+	deduplication_window interval NOT NULL DEFAULT '5 min' CHECK (deduplication_window OPERATOR(pg_catalog.>) '0' AND deduplication_window OPERATOR(pg_catalog.<=) '1000 days'),
+	paused boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE taskoutbox.queue IS
 'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
@@ -41,6 +43,7 @@ COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
 CREATE TABLE taskoutbox.task_outbox (
 	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
 	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	deliver_at timestamp with time zone CHECK (pg_catalog.isfinite(deliver_at)),
 	receive_count integer NOT NULL DEFAULT 0,
 	queue text NOT NULL DEFAULT 'default',
 	group_id text,
@@ -48,8 +51,10 @@ CREATE TABLE taskoutbox.task_outbox (
 	payload jsonb NOT NULL DEFAULT '{}',
 	deduplication_id text,
 	headers jsonb,
-	last_error text
+	last_error text,
+	redriven_from bigint
 );
+CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
 ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
 COMMENT ON TABLE taskoutbox.task_outbox IS
 'Tasks that are not done yet: one row each, written by enqueue in the caller''s transaction, gone when the task is done.';
@@ -68,16 +73,29 @@ CREATE TABLE taskoutbox.dead_letter (
 	deduplication_id text,
 	headers jsonb,
 	reason text NOT NULL,
-	last_error text
+	last_error text,
+	redriven_from bigint
 );
 COMMENT ON TABLE taskoutbox.dead_letter IS
 'Messages that were given up, with the reason: given out max_receive_count times and never deleted.';
+
+CREATE TABLE taskoutbox.deduplication (
+	queue text NOT NULL,
+	deduplication_id text NOT NULL,
+	task_id bigint NOT NULL,
+	expires_at timestamp with time zone NOT NULL,
+	PRIMARY KEY (queue, deduplication_id)
+);
+CREATE INDEX deduplication_expires_at_idx ON taskoutbox.deduplication (expires_at);
+COMMENT ON TABLE taskoutbox.deduplication IS
+'Deduplication ids (with their scope) and the first task of each. An entry lives until it expires, or until the task has left the outbox if that is later.';
 
 -- Users' rows belong into dumps, the extension's definition does not.
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.queue', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.dead_letter', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.deduplication', '');
 
 
 /*
@@ -148,7 +166,7 @@ CREATE FUNCTION taskoutbox.enqueue(
 ) RETURNS taskoutbox.enqueued
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_enqueue';
 COMMENT ON FUNCTION taskoutbox.enqueue(text, jsonb, text, text, text, timestamp with time zone, jsonb, interval) IS
-'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. Errors: TO001 to TO008.';
+'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. With a deduplication_id it is a duplicate if a task with that id was enqueued less than the queue''s deduplication_window ago (or deduplication_window, if that is given and longer), or is still in the outbox: then nothing is written, and the first task''s id returned; above READ COMMITTED a concurrent one can give error 40001. deliver_at: not before that time. Errors: TO001 to TO008, TO010.';
 
 
 /*
@@ -189,11 +207,57 @@ CREATE FUNCTION taskoutbox.create_queue(
 	name text,
 	backend text DEFAULT 'embedded',
 	visibility_timeout interval DEFAULT '30 s',
-	max_receive_count integer DEFAULT 5
+	max_receive_count integer DEFAULT 5,
+	deduplication_window interval DEFAULT '5 min'
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
-COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer) IS
-'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+
+CREATE FUNCTION taskoutbox.alter_queue(
+	name text,
+	visibility_timeout interval DEFAULT NULL,
+	max_receive_count integer DEFAULT NULL,
+	deduplication_window interval DEFAULT NULL
+) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_alter_queue';
+COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval) IS
+'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010.';
+
+CREATE FUNCTION taskoutbox.pause_queue(name text) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_pause_queue';
+COMMENT ON FUNCTION taskoutbox.pause_queue(text) IS
+'From the commit on nothing of the queue is given out. Tasks can be enqueued, messages in flight be deleted. Errors: TO001, TO005.';
+
+CREATE FUNCTION taskoutbox.resume_queue(name text) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_resume_queue';
+COMMENT ON FUNCTION taskoutbox.resume_queue(text) IS
+'Ends pause_queue. Errors: TO001, TO005.';
+
+CREATE FUNCTION taskoutbox.drop_queue(name text, force boolean DEFAULT false) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_drop_queue';
+COMMENT ON FUNCTION taskoutbox.drop_queue(text, boolean) IS
+'Drops a queue that has neither tasks nor dead letters; with force, with all of them. Waits for transactions that enqueue, into whatever queue. Errors: TO001, TO005, TO010 the queue default without settings of its own, TO016 not empty.';
+
+
+/*
+ * Tasks
+ */
+
+CREATE FUNCTION taskoutbox.cancel(id bigint) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_cancel';
+COMMENT ON FUNCTION taskoutbox.cancel(bigint) IS
+'Takes a task out of the outbox, in the caller''s transaction. False: it is in flight, done, dead, or was never there. Error: TO001.';
+
+CREATE FUNCTION taskoutbox.redrive(queue text, id bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_redrive';
+COMMENT ON FUNCTION taskoutbox.redrive(text, bigint) IS
+'Makes tasks of dead letters again, of one or (id NULL) of all of a queue, and returns how many. They get new ids, in the order of the old ones, a receive count of 0, and redriven_from, the id of the first task; they are no duplicates of anything. Errors: TO001, TO005.';
+
+CREATE FUNCTION taskoutbox.purge(queue text, dead_letters boolean DEFAULT false) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_purge';
+COMMENT ON FUNCTION taskoutbox.purge(text, boolean) IS
+'Deletes all tasks of a queue, those in flight too (their receipt handles become stale), or its dead letters, and returns how many. Errors: TO001, TO005.';
 
 
 /*
@@ -252,5 +316,6 @@ REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;

@@ -15,7 +15,6 @@
 #include "characters.h"
 
 #define NAME_CHARACTERS 128		/* task_type, queue */
-#define ID_CHARACTERS 128		/* MessageGroupId, MessageDeduplicationId */
 #define HEADERS_MAX 7			/* of SQS's 10 attributes 3 are ours */
 
 /* What our own three attributes take: names, types, values but the task type. */
@@ -116,6 +115,18 @@ check_id(const char *argument, const char *id)
 				 errmsg("%s is too long", argument),
 				 errdetail("It has %d characters; the limit is %d.", length, ID_CHARACTERS),
 				 errhint("Hash long ids, for example with md5().")));
+}
+
+bool
+check_id_setting(char **value, void **extra, GucSource source)
+{
+	size_t		length = strlen(*value);
+
+	if (length < ID_CHARACTERS && first_bad_id_byte(*value, length) < 0)
+		return true;
+	GUC_check_errdetail("It must have fewer than %d characters, all of them ASCII letters, digits or punctuation marks.",
+						ID_CHARACTERS);
+	return false;
 }
 
 static void

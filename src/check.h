@@ -11,7 +11,10 @@
 #include "taskoutbox.h"
 
 #include "fmgr.h"
+#include "utils/guc.h"
 #include "utils/jsonb.h"
+
+#define ID_CHARACTERS 128		/* SQS: MessageGroupId, MessageDeduplicationId */
 
 /* Error TO001 */
 extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n);
@@ -25,5 +28,8 @@ extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
  */
 extern void check_task(const char *task_type, const char *queue, Jsonb *payload,
 					   const char *group_id, const char *deduplication_id, Jsonb *headers);
+
+/* Check hook of a setting that becomes part of an id; can be empty. */
+extern bool check_id_setting(char **value, void **extra, GucSource source);
 
 #endif							/* TASKOUTBOX_CHECK_H */

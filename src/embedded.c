@@ -253,8 +253,8 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 }
 
 /*
- * Receives ask for more of a lane than is on offer: take the offers back, to be
- * made anew.
+ * Receives ask for more of a lane than is on offer, or the queue is paused: take
+ * the offers back, to be made anew.
  */
 static void
 withdraw_offers(Queue *queue)
@@ -346,7 +346,10 @@ embedded_settle(DatabaseSlot *db)
 
 	for (int i = 0; i < lane_nqueues; i++)
 	{
-		if (lane_queues[i].slot->width != lane_queues[i].slot->wanted)
+		QueueSlot  *slot = lane_queues[i].slot;
+
+		if (slot->width != slot->wanted ||
+			(lane_queues[i].settings.is_paused && slot->taken != slot->offered))
 			withdraw_offers(&lane_queues[i]);
 	}
 
@@ -362,6 +365,8 @@ embedded_room(Queue *queue)
 {
 	int			room;
 
+	if (queue->settings.is_paused)
+		return 0;
 	LWLockAcquire(shared->lease_lock, LW_SHARED);
 	room = OFFERS_PER_QUEUE - (int) (queue->slot->offered - queue->slot->taken);
 	LWLockRelease(shared->lease_lock);

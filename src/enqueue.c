@@ -2,8 +2,8 @@
  * enqueue.c
  *	  The producers' side: one task becomes one row, in the caller's transaction.
  *
- * enqueue checks everything that the queue would refuse later, then inserts the
- * row itself, without a statement: it skips triggers, row security and the
+ * enqueue checks everything that the queue would refuse later, and whether the
+ * task is a duplicate (deduplication.c), then inserts the row itself, without a statement: it skips triggers, row security and the
  * privileges on the table, which nobody but its owner has. Rows that come in
  * by other means meet the same checks in a trigger, which also tells the relay;
  * only their queue need not exist yet, since a restore can bring it later.
@@ -22,6 +22,7 @@
 
 #include "announce.h"
 #include "check.h"
+#include "deduplication.h"
 #include "outbox.h"
 #include "queue.h"
 #include "shared.h"
@@ -57,27 +58,37 @@ warn_not_preloaded(void)
 			 errhint("Add taskoutbox to shared_preload_libraries in postgresql.conf, and restart the server.")));
 }
 
-/* Arguments of this interface whose mechanism this version lacks. */
-static void
-refuse_for_now(FunctionCallInfo fcinfo)
+/* When to deliver: DT_NOBEGIN for at once. */
+static TimestampTz
+deliver_at_argument(FunctionCallInfo fcinfo, TimestampTz now)
 {
-	if (!PG_ARGISNULL(ARG_DELIVER_AT) && TIMESTAMP_NOT_FINITE(PG_GETARG_TIMESTAMPTZ(ARG_DELIVER_AT)))
+	TimestampTz deliver_at;
+
+	if (PG_ARGISNULL(ARG_DELIVER_AT))
+		return DT_NOBEGIN;
+	deliver_at = PG_GETARG_TIMESTAMPTZ(ARG_DELIVER_AT);
+	if (TIMESTAMP_NOT_FINITE(deliver_at))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_DELIVER_AT),
 				 errmsg("deliver_at must be finite"),
 				 errhint("Pass a time, or NULL to deliver as soon as possible.")));
-	for (int n = 0; n <= ARG_DEDUPLICATION_WINDOW; n++)
-	{
-		const char *argument = n == ARG_DEDUPLICATION_ID ? "deduplication_id" :
-			n == ARG_DELIVER_AT ? "deliver_at" :
-			n == ARG_DEDUPLICATION_WINDOW ? "deduplication_window" : NULL;
+	return deliver_at > now ? deliver_at : DT_NOBEGIN;
+}
 
-		if (argument && !PG_ARGISNULL(n))
-			ereport(ERROR,
-					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("%s is not supported yet", argument),
-					 errhint("Leave it out.")));
-	}
+/* For how long to tell duplicates from now on, in microseconds. */
+static int64
+window_argument(FunctionCallInfo fcinfo, const QueueSettings *settings)
+{
+	if (PG_ARGISNULL(ARG_DEDUPLICATION_WINDOW))
+		return settings->deduplication_window;
+	if (PG_ARGISNULL(ARG_DEDUPLICATION_ID))
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_MISSING),
+				 errmsg("deduplication_window needs a deduplication_id"),
+				 errhint("Pass a deduplication_id, too, or leave deduplication_window out.")));
+	return interval_argument("deduplication_window", PG_GETARG_INTERVAL_P(ARG_DEDUPLICATION_WINDOW),
+							 settings->deduplication_window, DEDUPLICATION_WINDOW_MAX,
+							 "at least the queue's deduplication_window, and at most 1000 days");
 }
 
 static char *
@@ -92,6 +103,12 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	TupleDesc	result_desc = fcinfo->flinfo->fn_extra;
 	char	   *task_type = check_name("task_type", fcinfo, ARG_TASK_TYPE);
 	char	   *queue = check_name("queue", fcinfo, ARG_QUEUE);
+	char	   *deduplication_id = optional_text(fcinfo, ARG_DEDUPLICATION_ID);
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz deliver_at;
+	int64		window;
+	int64		id;
+	int64		first = 0;
 	Datum		values[OUTBOX_COLUMNS] = {0};
 	bool		nulls[OUTBOX_COLUMNS];
 	Datum		result[2];
@@ -102,25 +119,38 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 
 	check_not_null("payload", fcinfo, ARG_PAYLOAD);
 	check_task(task_type, queue, PG_GETARG_JSONB_P(ARG_PAYLOAD),
-			   optional_text(fcinfo, ARG_GROUP_ID), optional_text(fcinfo, ARG_DEDUPLICATION_ID),
+			   optional_text(fcinfo, ARG_GROUP_ID), deduplication_id,
 			   PG_ARGISNULL(ARG_HEADERS) ? NULL : PG_GETARG_JSONB_P(ARG_HEADERS));
-	refuse_for_now(fcinfo);
-	(void) queue_settings(queue);
+	deliver_at = deliver_at_argument(fcinfo, now);
+	window = window_argument(fcinfo, queue_settings(queue));
 	warn_not_preloaded();
+
+	id = outbox_draw_id();
+	if (deduplication_id)
+	{
+		deduplication_id = deduplication_scoped(deduplication_id);
+		first = deduplication_enter(queue, deduplication_id, id, now + window);
+	}
 
 	memset(nulls, true, sizeof(nulls));
 #define PUT(column, value) (values[(column) - 1] = (value), nulls[(column) - 1] = false)
-	PUT(OUTBOX_ID, 0);			/* drawn by outbox_insert */
-	PUT(OUTBOX_ENQUEUED_AT, TimestampTzGetDatum(GetCurrentTimestamp()));
+	PUT(OUTBOX_ID, Int64GetDatum(id));
+	PUT(OUTBOX_ENQUEUED_AT, TimestampTzGetDatum(now));
+	if (deliver_at != DT_NOBEGIN)
+		PUT(OUTBOX_DELIVER_AT, TimestampTzGetDatum(deliver_at));
 	PUT(OUTBOX_RECEIVE_COUNT, Int32GetDatum(0));
 	PUT(OUTBOX_QUEUE, PG_GETARG_DATUM(ARG_QUEUE));
 	PUT(OUTBOX_TASK_TYPE, PG_GETARG_DATUM(ARG_TASK_TYPE));
 	PUT(OUTBOX_PAYLOAD, PG_GETARG_DATUM(ARG_PAYLOAD));
 	if (!PG_ARGISNULL(ARG_GROUP_ID))
 		PUT(OUTBOX_GROUP_ID, PG_GETARG_DATUM(ARG_GROUP_ID));
+	if (deduplication_id)
+		PUT(OUTBOX_DEDUPLICATION_ID, CStringGetTextDatum(deduplication_id));
 	if (!PG_ARGISNULL(ARG_HEADERS))
 		PUT(OUTBOX_HEADERS, PG_GETARG_DATUM(ARG_HEADERS));
 #undef PUT
+	if (first == 0)
+		outbox_insert(values, nulls);
 
 	if (result_desc == NULL)
 	{
@@ -132,8 +162,8 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 		fcinfo->flinfo->fn_extra = result_desc;
 		MemoryContextSwitchTo(old);
 	}
-	result[0] = Int64GetDatum(outbox_insert(values, nulls));
-	result[1] = BoolGetDatum(false);
+	result[0] = Int64GetDatum(first == 0 ? id : first);
+	result[1] = BoolGetDatum(first != 0);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(result_desc, result, result_nulls)));
 }
 

@@ -137,10 +137,12 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 
 	/*
-	 * The relay offers as much of a lane as the largest receive can take. And
-	 * what a relay of another installation offered is not for us.
+	 * The relay offers as much of a lane as the largest receive can take. What a
+	 * relay of another installation offered is not for us, nor what was offered
+	 * before a queue was paused.
 	 */
-	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox)
+	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox ||
+		db->settings_changed)
 	{
 		queue->wanted = Max(queue->wanted, Min(max, LANE_OFFER_MAX));
 		LWLockRelease(shared->lease_lock);
@@ -301,6 +303,18 @@ lease_touch(Oid outbox, const Receipt *receipt)
 	if (result == LEASE_OK)
 		pending_add(outbox, receipt->id, false);
 	return result;
+}
+
+bool
+lease_exists(Oid outbox, int64 id)
+{
+	bool		exists;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	exists = lease_find(own_key(outbox, id)) != NULL;
+	LWLockRelease(shared->lease_lock);
+
+	return exists;
 }
 
 /*

@@ -83,6 +83,9 @@ extern LeaseResult lease_change(Oid outbox, const Receipt *receipt, TimestampTz 
 extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
 
 
+/* Whether a message is in somebody's hands, or was until the relay looks next. */
+extern bool lease_exists(Oid outbox, int64 id);
+
 /*
  * For the relay, which is the only one to end leases that nobody deleted.
  */

@@ -35,9 +35,8 @@
 
 #include "announce.h"
 
-/* An object of ours, looked for where CREATE EXTENSION put it. */
-static Oid
-our_relid(const char *name)
+Oid
+outbox_sibling_relid(const char *name)
 {
 	Oid			relid = get_relname_relid(name, get_namespace_oid(TASKOUTBOX_SCHEMA, false));
 
@@ -52,7 +51,21 @@ our_relid(const char *name)
 Oid
 outbox_relid(void)
 {
-	return our_relid("task_outbox");
+	return outbox_sibling_relid("task_outbox");
+}
+
+Oid
+outbox_owner(void)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(outbox_relid()));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", outbox_relid());
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+
+	return owner;
 }
 
 uint64
@@ -73,21 +86,22 @@ group_key(uint64 queue, text *group)
 }
 
 int64
-outbox_insert(Datum *values, bool *nulls)
+outbox_draw_id(void)
 {
-	Oid			relid = outbox_relid();
+	/* The lock comes before the id: the relay's floor stands on that. */
+	announce_lock(outbox_relid());
+	return nextval_internal(outbox_sibling_relid("task_outbox_id_seq"), false);
+}
+
+void
+outbox_insert(const Datum *values, const bool *nulls)
+{
 	Relation	rel;
 	TupleTableSlot *slot;
 	EState	   *estate;
 	ResultRelInfo *target;
-	int64		id;
 
-	/* The lock comes before the id: the relay's floor stands on that. */
-	announce_lock(relid);
-	id = nextval_internal(our_relid("task_outbox_id_seq"), false);
-	values[OUTBOX_ID - 1] = Int64GetDatum(id);
-
-	rel = table_open(relid, NoLock);
+	rel = table_open(outbox_relid(), NoLock);
 	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), table_slot_callbacks(rel));
 	memset(slot->tts_isnull, true, RelationGetDescr(rel)->natts * sizeof(bool));
 	memcpy(slot->tts_values, values, OUTBOX_COLUMNS * sizeof(Datum));
@@ -106,8 +120,7 @@ outbox_insert(Datum *values, bool *nulls)
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
 
-	announce_id(id);
-	return id;
+	announce_id(DatumGetInt64(values[OUTBOX_ID - 1]));
 }
 
 bool
@@ -136,14 +149,16 @@ outbox_delete(int64 id)
 	return deleted;
 }
 
+/* By the primary key, or by another index. */
 static OutboxReader *
-reader_open(Snapshot snapshot)
+reader_open(Snapshot snapshot, const char *index)
 {
 	OutboxReader *reader = palloc0(sizeof(OutboxReader));
 
 	reader->rel = table_open(outbox_relid(), AccessShareLock);
-	reader->index = index_open(compat_RelationGetPrimaryKeyIndex(reader->rel), AccessShareLock);
-	reader->scan = compat_index_beginscan(reader->rel, reader->index, snapshot, 1);
+	reader->index = index_open(index ? outbox_sibling_relid(index) :
+							   compat_RelationGetPrimaryKeyIndex(reader->rel), AccessShareLock);
+	reader->scan = compat_index_beginscan(reader->rel, reader->index, snapshot, index ? 2 : 1);
 	reader->slot = MakeSingleTupleTableSlot(RelationGetDescr(reader->rel),
 											table_slot_callbacks(reader->rel));
 	return reader;
@@ -152,7 +167,7 @@ reader_open(Snapshot snapshot)
 OutboxReader *
 outbox_begin(Snapshot snapshot)
 {
-	return reader_open(snapshot);
+	return reader_open(snapshot, NULL);
 }
 
 OutboxReader *
@@ -161,7 +176,7 @@ outbox_begin_dirty(void)
 	Snapshot	dirty = palloc(sizeof(SnapshotData));
 
 	InitDirtySnapshot(*dirty);
-	return reader_open(dirty);
+	return reader_open(dirty, NULL);
 }
 
 void
@@ -201,6 +216,29 @@ outbox_next(OutboxReader *reader)
 	return index_getnext_slot(reader->scan, ForwardScanDirection, reader->slot);
 }
 
+OutboxReader *
+outbox_begin_due(Snapshot snapshot)
+{
+	return reader_open(snapshot, "task_outbox_deliver_at_idx");
+}
+
+void
+outbox_scan_due(OutboxReader *reader, TimestampTz after, TimestampTz up_to)
+{
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTGreaterStrategyNumber, F_TIMESTAMPTZ_GT, TimestampTzGetDatum(after));
+	ScanKeyInit(&keys[1], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(up_to));
+	index_rescan(reader->scan, keys, 2, NULL, 0);
+}
+
+TimestampTz
+outbox_next_due(OutboxReader *reader, TimestampTz after)
+{
+	outbox_scan_due(reader, after, DT_NOEND);
+	return outbox_next(reader) ? outbox_row(reader).deliver_at : DT_NOEND;
+}
+
 OutboxRow
 outbox_row(OutboxReader *reader)
 {
@@ -214,6 +252,8 @@ outbox_row(OutboxReader *reader)
 	name = DatumGetTextPP(slot->tts_values[OUTBOX_QUEUE - 1]);
 	row.id = DatumGetInt64(slot->tts_values[OUTBOX_ID - 1]);
 	row.receive_count = DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
+	row.deliver_at = slot->tts_isnull[OUTBOX_DELIVER_AT - 1] ? DT_NOBEGIN :
+		DatumGetTimestampTz(slot->tts_values[OUTBOX_DELIVER_AT - 1]);
 	row.queue = queue_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
 	row.group = slot->tts_isnull[OUTBOX_GROUP_ID - 1] ? 0 :
 		group_key(row.queue, DatumGetTextPP(slot->tts_values[OUTBOX_GROUP_ID - 1]));
@@ -236,43 +276,53 @@ outbox_look(OutboxReader *reader, int64 id)
 }
 
 /*
- * Run a statement of ours as the owner of the table, with a snapshot of now
- * (the row can be younger than the transaction's). All names in it are
- * qualified, operators too: it is parsed under the caller's search_path.
+ * All names in the statement are qualified, operators too: it is parsed under
+ * the caller's search_path.
  */
-static bool
-execute_as_owner(SPIPlanPtr *plan, const char *sql, int nargs, Oid *types, Datum *values)
+uint64
+outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+			   const Datum *values, bool is_now, int64 *result)
 {
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(outbox_relid()));
-	Oid			owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	Oid			owner = outbox_owner();
 	Oid			save_userid;
 	int			save_sec_context;
-	Snapshot	snapshot;
-	int			result;
-
-	ReleaseSysCache(tuple);
+	int			code;
+	uint64		processed;
 
 	GetUserIdAndSecContext(&save_userid, &save_sec_context);
 	SetUserIdAndSecContext(owner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
 	SPI_connect();
 	if (*plan == NULL)
 	{
-		*plan = SPI_prepare(sql, nargs, types);
+		*plan = SPI_prepare(sql, nargs, (Oid *) types);
 		if (*plan == NULL)
 			elog(ERROR, "could not prepare \"%s\"", sql);
 		SPI_keepplan(*plan);
 	}
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	result = SPI_execute_snapshot(*plan, values, NULL, snapshot, InvalidSnapshot,
-								  false, false, 0);
-	if (result < 0)
-		elog(ERROR, "could not execute \"%s\": %s", sql, SPI_result_code_string(result));
-	UnregisterSnapshot(snapshot);
-	result = SPI_processed;
+	if (is_now)
+	{
+		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+		code = SPI_execute_snapshot(*plan, (Datum *) values, NULL, snapshot, InvalidSnapshot,
+									false, false, 0);
+		UnregisterSnapshot(snapshot);
+	}
+	else
+		code = SPI_execute_plan(*plan, (Datum *) values, NULL, false, 0);
+	if (code < 0)
+		elog(ERROR, "could not execute \"%s\": %s", sql, SPI_result_code_string(code));
+
+	processed = SPI_processed;
+	if (result && processed > 0)
+	{
+		bool		isnull;
+
+		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
+	}
 	SPI_finish();
 	SetUserIdAndSecContext(save_userid, save_sec_context);
 
-	return result > 0;
+	return processed;
 }
 
 bool
@@ -282,11 +332,11 @@ outbox_count_receive(int64 id, int receive_count)
 	Oid			types[] = {INT8OID, INT4OID};
 	Datum		values[] = {Int64GetDatum(id), Int32GetDatum(receive_count)};
 
-	return execute_as_owner(&plan,
-							"UPDATE taskoutbox.task_outbox SET receive_count = $2 "
-							"WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
-							"WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED)",
-							2, types, values);
+	return outbox_execute(&plan,
+						  "UPDATE taskoutbox.task_outbox SET receive_count = $2 "
+						  "WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
+						  "WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED)",
+							2, types, values, true, NULL) > 0;
 }
 
 bool
@@ -298,15 +348,15 @@ outbox_bury(int64 id, int receive_count, const char *reason)
 		CStringGetTextDatum(reason)
 	};
 
-	return execute_as_owner(&plan,
-							"WITH dead AS (DELETE FROM taskoutbox.task_outbox "
-							"WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
-							"WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED) RETURNING *) "
-							"INSERT INTO taskoutbox.dead_letter (id, enqueued_at, receive_count, queue, "
-							"group_id, task_type, payload, deduplication_id, headers, reason, last_error) "
-							"SELECT id, enqueued_at, $2, queue, group_id, task_type, payload, "
-							"deduplication_id, headers, $3, last_error FROM dead",
-							3, types, values);
+	return outbox_execute(&plan,
+						  "WITH dead AS (DELETE FROM taskoutbox.task_outbox "
+						  "WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
+						  "WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED) RETURNING *) "
+						  "INSERT INTO taskoutbox.dead_letter (id, enqueued_at, receive_count, queue, "
+						  "group_id, task_type, payload, deduplication_id, headers, reason, last_error, redriven_from) "
+						  "SELECT id, enqueued_at, $2, queue, group_id, task_type, payload, "
+						  "deduplication_id, headers, $3, last_error, redriven_from FROM dead",
+							3, types, values, true, NULL) > 0;
 }
 
 bool
@@ -316,8 +366,8 @@ outbox_set_error(int64 id, const char *error)
 	Oid			types[] = {INT8OID, TEXTOID};
 	Datum		values[] = {Int64GetDatum(id), CStringGetTextDatum(error)};
 
-	return execute_as_owner(&plan,
-							"UPDATE taskoutbox.task_outbox SET last_error = $2 "
-							"WHERE id OPERATOR(pg_catalog.=) $1",
-							2, types, values);
+	return outbox_execute(&plan,
+						  "UPDATE taskoutbox.task_outbox SET last_error = $2 "
+						  "WHERE id OPERATOR(pg_catalog.=) $1",
+							2, types, values, true, NULL) > 0;
 }

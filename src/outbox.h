@@ -8,6 +8,7 @@
 #include "taskoutbox.h"
 
 #include "access/genam.h"
+#include "executor/spi.h"
 #include "executor/tuptable.h"
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
@@ -17,6 +18,7 @@ enum
 {
 	OUTBOX_ID = 1,
 	OUTBOX_ENQUEUED_AT,
+	OUTBOX_DELIVER_AT,
 	OUTBOX_RECEIVE_COUNT,
 	OUTBOX_QUEUE,
 	OUTBOX_GROUP_ID,
@@ -25,7 +27,8 @@ enum
 	OUTBOX_DEDUPLICATION_ID,
 	OUTBOX_HEADERS,
 	OUTBOX_LAST_ERROR,
-	OUTBOX_COLUMNS = OUTBOX_LAST_ERROR
+	OUTBOX_REDRIVEN_FROM,
+	OUTBOX_COLUMNS = OUTBOX_REDRIVEN_FROM
 };
 
 /* What the relay needs of a row. */
@@ -33,6 +36,7 @@ typedef struct OutboxRow
 {
 	int64		id;
 	int			receive_count;
+	TimestampTz deliver_at;		/* DT_NOBEGIN: at once */
 	uint64		queue;			/* queue_key() */
 	uint64		group;			/* hash of queue and group_id; 0: no group */
 	TransactionId xmin;
@@ -47,17 +51,23 @@ typedef struct OutboxReader
 	TupleTableSlot *slot;
 } OutboxReader;
 
+/*
+ * The table; another table, index or sequence of the extension, by its name; and
+ * the role that owns them. Error 42P01 when there is none.
+ */
 extern Oid	outbox_relid(void);
+extern Oid	outbox_sibling_relid(const char *name);
+extern Oid	outbox_owner(void);
 
 /* Hash of a queue's name, never 0. */
 extern uint64 queue_key(const char *name, int len);
 
 /*
- * Insert a row. values and nulls are in the order of the columns; the id is
- * drawn here and stored in values, too. The lock is kept until the transaction
- * ends.
+ * Draw an id, with a lock on the table that is kept until the transaction ends;
+ * then insert a row with it. values and nulls are in the order of the columns.
  */
-extern int64 outbox_insert(Datum *values, bool *nulls);
+extern int64 outbox_draw_id(void);
+extern void outbox_insert(const Datum *values, const bool *nulls);
 
 /* Delete a row by its id, waiting for other transactions. False: it is gone. */
 extern bool outbox_delete(int64 id);
@@ -82,8 +92,25 @@ extern OutboxReader *outbox_begin_dirty(void);
 extern OutboxFate outbox_look(OutboxReader *reader, int64 id);
 
 /*
- * Statements, run as the owner of the table. They return false when the row is
- * gone or another transaction holds it; outbox_set_error waits for that one.
+ * The delayed rows (deliver_at is set) that are due after one time and up to
+ * another, in that order; outbox_next_due gives the earliest time after one, or
+ * DT_NOEND.
+ */
+extern OutboxReader *outbox_begin_due(Snapshot snapshot);
+extern void outbox_scan_due(OutboxReader *reader, TimestampTz after, TimestampTz up_to);
+extern TimestampTz outbox_next_due(OutboxReader *reader, TimestampTz after);
+
+/*
+ * Run a statement as the owner of the table, and return how many rows it made;
+ * the first column of the first row (a bigint) goes to *result, if not NULL. With
+ * is_now it sees the state of this moment, whatever the isolation level.
+ */
+extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+							 const Datum *values, bool is_now, int64 *result);
+
+/*
+ * Changes of a row. They return false when it is gone or another transaction
+ * holds it; outbox_set_error waits for that one.
  */
 extern bool outbox_count_receive(int64 id, int receive_count);
 extern bool outbox_bury(int64 id, int receive_count, const char *reason);

@@ -66,6 +66,15 @@
 	index_beginscan(heap, index, snapshot, nkeys, 0)
 #endif
 
+/* 18: ExecutorRun lost execute_once */
+#if PG_VERSION_NUM >= 180000
+#define COMPAT_EXECUTE_ONCE_PARAMETER
+#define COMPAT_EXECUTE_ONCE
+#else
+#define COMPAT_EXECUTE_ONCE_PARAMETER , bool execute_once
+#define COMPAT_EXECUTE_ONCE , execute_once
+#endif
+
 /* 18: RelationGetPrimaryKeyIndex takes deferrable_ok */
 #if PG_VERSION_NUM >= 180000
 #define compat_RelationGetPrimaryKeyIndex(rel) RelationGetPrimaryKeyIndex(rel, false)

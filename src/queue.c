@@ -15,11 +15,11 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
-#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -29,6 +29,7 @@
 
 #include "check.h"
 #include "outbox.h"
+#include "shared.h"
 
 /* Columns of the table queue. */
 enum
@@ -36,7 +37,9 @@ enum
 	QUEUE_NAME = 1,
 	QUEUE_BACKEND,
 	QUEUE_VISIBILITY_TIMEOUT,
-	QUEUE_MAX_RECEIVE_COUNT
+	QUEUE_MAX_RECEIVE_COUNT,
+	QUEUE_DEDUPLICATION_WINDOW,
+	QUEUE_PAUSED
 };
 
 static MemoryContext cache_context = NULL;
@@ -46,8 +49,21 @@ static Oid	cached_relid = InvalidOid;
 static uint64 generation = 1;	/* counts what may have changed */
 static uint64 cached_generation = 0;
 
+/* This transaction changed a queue. */
+static bool has_changed = false;
+
 PG_FUNCTION_INFO_V1(taskoutbox_create_queue);
+PG_FUNCTION_INFO_V1(taskoutbox_alter_queue);
+PG_FUNCTION_INFO_V1(taskoutbox_pause_queue);
+PG_FUNCTION_INFO_V1(taskoutbox_resume_queue);
+PG_FUNCTION_INFO_V1(taskoutbox_drop_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_queue_changed);
+
+static Oid
+queue_relid(void)
+{
+	return outbox_sibling_relid("queue");
+}
 
 static void
 invalidate(Datum arg, Oid relid)
@@ -77,24 +93,23 @@ interval_argument(const char *argument, const Interval *interval,
 	return (int64) microseconds;
 }
 
-static void
-cache_add(const char *name, const char *backend, int64 visibility_timeout,
-		  int max_receive_count, bool is_built_in)
+/* Add a queue to the cache, to be filled in. */
+static QueueSettings *
+cache_add(const char *name, const char *backend)
 {
 	QueueSettings *queue = &cache[ncached++];
 
+	memset(queue, 0, sizeof(QueueSettings));
 	queue->name = MemoryContextStrdup(cache_context, name);
 	queue->key = queue_key(name, strlen(name));
 	queue->backend = MemoryContextStrdup(cache_context, backend);
-	queue->visibility_timeout = visibility_timeout;
-	queue->max_receive_count = max_receive_count;
-	queue->is_built_in = is_built_in;
+	return queue;
 }
 
 static void
 load(void)
 {
-	Oid			relid = get_relname_relid("queue", get_namespace_oid(TASKOUTBOX_SCHEMA, false));
+	Oid			relid = queue_relid();
 	Relation	rel;
 	Snapshot	snapshot;
 	TableScanDesc scan;
@@ -123,7 +138,8 @@ load(void)
 	scan = table_beginscan(rel, snapshot, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		char	   *name;
+		Datum	   *values = slot->tts_values;
+		QueueSettings *queue;
 
 		if (ncached + 1 == size)
 		{
@@ -131,13 +147,15 @@ load(void)
 			cache = repalloc(cache, size * sizeof(QueueSettings));
 		}
 		slot_getallattrs(slot);
-		name = TextDatumGetCString(slot->tts_values[QUEUE_NAME - 1]);
-		cache_add(name,
-				  TextDatumGetCString(slot->tts_values[QUEUE_BACKEND - 1]),
-				  interval_microseconds(DatumGetIntervalP(slot->tts_values[QUEUE_VISIBILITY_TIMEOUT - 1])),
-				  DatumGetInt32(slot->tts_values[QUEUE_MAX_RECEIVE_COUNT - 1]),
-				  false);
-		if (strcmp(name, TASKOUTBOX_DEFAULT_QUEUE) == 0)
+		queue = cache_add(TextDatumGetCString(values[QUEUE_NAME - 1]),
+						  TextDatumGetCString(values[QUEUE_BACKEND - 1]));
+		queue->visibility_timeout =
+			interval_microseconds(DatumGetIntervalP(values[QUEUE_VISIBILITY_TIMEOUT - 1]));
+		queue->max_receive_count = DatumGetInt32(values[QUEUE_MAX_RECEIVE_COUNT - 1]);
+		queue->deduplication_window =
+			interval_microseconds(DatumGetIntervalP(values[QUEUE_DEDUPLICATION_WINDOW - 1]));
+		queue->is_paused = DatumGetBool(values[QUEUE_PAUSED - 1]);
+		if (strcmp(queue->name, TASKOUTBOX_DEFAULT_QUEUE) == 0)
 			has_default = true;
 	}
 	table_endscan(scan);
@@ -147,7 +165,14 @@ load(void)
 
 	/* These are the defaults of create_queue, too. */
 	if (!has_default)
-		cache_add(TASKOUTBOX_DEFAULT_QUEUE, "embedded", 30 * USECS_PER_SEC, 5, true);
+	{
+		QueueSettings *queue = cache_add(TASKOUTBOX_DEFAULT_QUEUE, "embedded");
+
+		queue->visibility_timeout = 30 * USECS_PER_SEC;
+		queue->max_receive_count = 5;
+		queue->deduplication_window = 5 * 60 * USECS_PER_SEC;
+		queue->is_built_in = true;
+	}
 	cached_generation = seen;
 }
 
@@ -182,6 +207,16 @@ queue_generation(void)
 	return generation;
 }
 
+void
+queue_read_again(void)
+{
+	generation++;
+}
+
+/*
+ * Changes. The relay is told at commit, which is before the invalidation is
+ * sent: so it reads the table again for that, and receives wait until it has.
+ */
 Datum
 taskoutbox_queue_changed(PG_FUNCTION_ARGS)
 {
@@ -190,44 +225,94 @@ taskoutbox_queue_changed(PG_FUNCTION_ARGS)
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		elog(ERROR, "queue_changed: not called by trigger manager");
 	CacheInvalidateRelcache(trigger->tg_relation);
+	has_changed = true;
 	PG_RETURN_POINTER(NULL);
+}
+
+static void
+queue_xact_callback(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT && has_changed)
+	{
+		DatabaseSlot *db = database_slot(MyDatabaseId);
+
+		if (db)
+		{
+			SpinLockAcquire(&db->mutex);
+			db->settings_changed = true;
+			SpinLockRelease(&db->mutex);
+			wake_relay(db);
+		}
+	}
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+		has_changed = false;
+}
+
+void
+queue_init(void)
+{
+	RegisterXactCallback(queue_xact_callback, NULL);
+}
+
+/* Arguments of create_queue and alter_queue from a position on; null: as it is. */
+static void
+check_settings(FunctionCallInfo fcinfo, int first)
+{
+	if (!PG_ARGISNULL(first))
+		(void) interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(first),
+								 1, VISIBILITY_MAX, "more than 0 and at most 12 hours");
+	if (!PG_ARGISNULL(first + 1) &&
+		(PG_GETARG_INT32(first + 1) < 1 || PG_GETARG_INT32(first + 1) > RECEIVE_COUNT_MAX))
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("max_receive_count is out of range"),
+				 errdetail("It must be between 1 and %d.", RECEIVE_COUNT_MAX)));
+	if (!PG_ARGISNULL(first + 2))
+		(void) interval_argument("deduplication_window", PG_GETARG_INTERVAL_P(first + 2),
+								 1, DEDUPLICATION_WINDOW_MAX, "more than 0 and at most 1000 days");
+}
+
+/* Run a statement on the tables, as their owner; returns the number of rows. */
+static uint64
+run(const char *sql, int nargs, Oid *types, Datum *values, const char *nulls)
+{
+	Oid			owner = outbox_owner();
+	Oid			save_userid;
+	int			save_sec_context;
+	uint64		processed;
+
+	GetUserIdAndSecContext(&save_userid, &save_sec_context);
+	SetUserIdAndSecContext(owner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	SPI_connect();
+	if (SPI_execute_with_args(sql, nargs, types, values, nulls, false, 0) < 0)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	processed = SPI_processed;
+	SPI_finish();
+	SetUserIdAndSecContext(save_userid, save_sec_context);
+
+	return processed;
 }
 
 Datum
 taskoutbox_create_queue(PG_FUNCTION_ARGS)
 {
-	static const char *const backends[] = {"embedded"};
 	char	   *name = check_name("name", fcinfo, 0);
 	char	   *backend = check_name("backend", fcinfo, 1);
-	int			max_receive_count;
-	Oid			types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID};
-	Datum		values[4];
-	bool		known = false;
-	Oid			save_userid;
-	int			save_sec_context;
-	Relation	rel;
+	Oid			types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID, INTERVALOID};
+	Datum		values[5];
 
 	check_not_null("visibility_timeout", fcinfo, 2);
 	check_not_null("max_receive_count", fcinfo, 3);
-	(void) interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(2),
-							 1, VISIBILITY_MAX, "more than 0 and at most 12 hours");
-	max_receive_count = PG_GETARG_INT32(3);
-	if (max_receive_count < 1 || max_receive_count > RECEIVE_COUNT_MAX)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_RANGE),
-				 errmsg("max_receive_count is out of range"),
-				 errdetail("It must be between 1 and %d.", RECEIVE_COUNT_MAX)));
-	for (int i = 0; i < lengthof(backends); i++)
-		known |= strcmp(backend, backends[i]) == 0;
-	if (!known)
+	check_not_null("deduplication_window", fcinfo, 4);
+	check_settings(fcinfo, 2);
+	if (strcmp(backend, "embedded") != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("backend \"%s\" is not known", backend),
 				 errhint("The only backend of this version is \"embedded\".")));
 
 	/* Two sessions that create queues at the same time see each other's. */
-	rel = table_open(get_relname_relid("queue", get_namespace_oid(TASKOUTBOX_SCHEMA, false)),
-					 ShareRowExclusiveLock);
+	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
 	if (cached_generation != generation)
 		load();
 	for (int i = 0; i < ncached; i++)
@@ -244,20 +329,102 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 						name, ncached),
 				 errhint("Raise taskoutbox.max_queues (it takes effect at a server restart), or tell kinds of work apart by task_type or group_id.")));
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
-	SPI_connect();
-	values[0] = CStringGetTextDatum(name);
-	values[1] = CStringGetTextDatum(backend);
-	values[2] = PG_GETARG_DATUM(2);
-	values[3] = PG_GETARG_DATUM(3);
-	if (SPI_execute_with_args("INSERT INTO taskoutbox.queue (name, backend, visibility_timeout, max_receive_count) "
-							  "VALUES ($1, $2, $3, $4)",
-							  4, types, values, NULL, false, 0) != SPI_OK_INSERT)
-		elog(ERROR, "could not insert into %s.queue", TASKOUTBOX_SCHEMA);
-	SPI_finish();
-	SetUserIdAndSecContext(save_userid, save_sec_context);
-	table_close(rel, NoLock);
+	for (int i = 0; i < lengthof(values); i++)
+		values[i] = PG_GETARG_DATUM(i);
+	(void) run("INSERT INTO taskoutbox.queue (name, backend, visibility_timeout, max_receive_count, "
+			   "deduplication_window) VALUES ($1, $2, $3, $4, $5)",
+			   lengthof(values), types, values, NULL);
+	PG_RETURN_VOID();
+}
 
+/*
+ * Change settings of a queue; a null leaves one as it is. The queue "default"
+ * gets its row here.
+ */
+static void
+change_queue(const char *name, const NullableDatum *settings, int paused)
+{
+	const QueueSettings *queue = queue_settings(name);
+	Oid			types[] = {TEXTOID, INTERVALOID, INT4OID, INTERVALOID, BOOLOID};
+	Datum		values[5] = {0};
+	char		nulls[5] = {' ', 'n', 'n', 'n', 'n'};
+
+	if (queue->is_built_in)
+		(void) run("INSERT INTO taskoutbox.queue (name) VALUES ('default') ON CONFLICT (name) DO NOTHING",
+				   0, NULL, NULL, NULL);
+
+	values[0] = CStringGetTextDatum(name);
+	for (int i = 0; settings && i < 3; i++)
+	{
+		values[i + 1] = settings[i].value;
+		nulls[i + 1] = settings[i].isnull ? 'n' : ' ';
+	}
+	if (paused >= 0)
+	{
+		values[4] = BoolGetDatum(paused);
+		nulls[4] = ' ';
+	}
+	(void) run("UPDATE taskoutbox.queue SET visibility_timeout = COALESCE($2, visibility_timeout), "
+			   "max_receive_count = COALESCE($3, max_receive_count), "
+			   "deduplication_window = COALESCE($4, deduplication_window), "
+			   "paused = COALESCE($5, paused) WHERE name OPERATOR(pg_catalog.=) $1",
+			   lengthof(values), types, values, nulls);
+}
+
+Datum
+taskoutbox_alter_queue(PG_FUNCTION_ARGS)
+{
+	char	   *name = check_name("name", fcinfo, 0);
+
+	check_settings(fcinfo, 1);
+	change_queue(name, &fcinfo->args[1], -1);
+	PG_RETURN_VOID();
+}
+
+Datum
+taskoutbox_pause_queue(PG_FUNCTION_ARGS)
+{
+	change_queue(check_name("name", fcinfo, 0), NULL, true);
+	PG_RETURN_VOID();
+}
+
+Datum
+taskoutbox_resume_queue(PG_FUNCTION_ARGS)
+{
+	change_queue(check_name("name", fcinfo, 0), NULL, false);
+	PG_RETURN_VOID();
+}
+
+Datum
+taskoutbox_drop_queue(PG_FUNCTION_ARGS)
+{
+	char	   *name = check_name("name", fcinfo, 0);
+	bool		force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
+	const QueueSettings *queue = queue_settings(name);
+	Oid			types[] = {TEXTOID};
+	Datum		values[1];
+
+	if (queue->is_built_in)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("queue \"%s\" cannot be dropped", name),
+				 errdetail("It exists without a row, with default settings.")));
+
+	/* Nobody enqueues meanwhile; those who did are waited for. */
+	LockRelationOid(outbox_relid(), ShareRowExclusiveLock);
+	values[0] = CStringGetTextDatum(name);
+	if (!force &&
+		run("SELECT FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1 "
+			"UNION ALL SELECT FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1 LIMIT 1",
+			1, types, values, NULL) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_QUEUE_NOT_EMPTY),
+				 errmsg("queue \"%s\" is not empty", name),
+				 errdetail("It has tasks or dead letters."),
+				 errhint("Wait until they are done, or pass force => true to delete them with the queue.")));
+	(void) run("DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
+	(void) run("DELETE FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
+	(void) run("DELETE FROM taskoutbox.deduplication WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
+	(void) run("DELETE FROM taskoutbox.queue WHERE name OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
 	PG_RETURN_VOID();
 }

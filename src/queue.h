@@ -15,6 +15,8 @@
 
 #define RECEIVE_COUNT_MAX 1000
 
+#define DEDUPLICATION_WINDOW_MAX (1000 * USECS_PER_DAY)
+
 typedef struct QueueSettings
 {
 	char	   *name;
@@ -22,8 +24,13 @@ typedef struct QueueSettings
 	char	   *backend;
 	int64		visibility_timeout; /* microseconds */
 	int			max_receive_count;
+	int64		deduplication_window;	/* microseconds */
+	bool		is_paused;
 	bool		is_built_in;	/* there is no row */
 } QueueSettings;
+
+/* Registers the transaction callback; from _PG_init. */
+extern void queue_init(void);
 
 /*
  * Settings of a queue: those of its row, or the built-in ones of the queue
@@ -37,6 +44,9 @@ extern int	queue_list(const QueueSettings **list);
 
 /* A number that changes whenever a setting may have changed. */
 extern uint64 queue_generation(void);
+
+/* Read the table again, without waiting for an invalidation. */
+extern void queue_read_again(void);
 
 /*
  * An interval in microseconds, a month as 30 days. Error TO010, naming the

@@ -38,6 +38,7 @@
 
 #include "ask.h"
 #include "backend.h"
+#include "deduplication.h"
 #include "lane.h"
 #include "launcher.h"
 #include "lease.h"
@@ -78,8 +79,13 @@ static int	nquestions = 0;
 static bool asked_before = false;
 static uint64 asked = 0;
 
+/* Delayed rows: those due up to then were taken in; when the next one is due. */
+static TimestampTz due_up_to = DT_NOBEGIN;
+static TimestampTz next_due = DT_NOEND;
+
 static bool is_started = false;
 static TimestampTz next_fallback = 0;
+static TimestampTz next_purge = 0;
 
 /*
  * The floor: no row at or below it can appear by enqueue any more.
@@ -355,8 +361,28 @@ take_in_row(OutboxReader *reader)
 
 	/* Zero for what is on disk for sure. */
 	flush_to = Max(flush_to, commit_at);
-	lanes_accept(&row, false);
+	if (row.deliver_at <= due_up_to)
+		lanes_accept(&row, false);
+	else
+		next_due = Min(next_due, row.deliver_at);
 	return row.id;
+}
+
+/*
+ * Delayed rows are not kept in memory: only when the next one is due. They take
+ * their place in their groups then.
+ */
+static void
+take_in_due(Snapshot snapshot, TimestampTz now)
+{
+	OutboxReader *reader = outbox_begin_due(snapshot);
+
+	outbox_scan_due(reader, due_up_to, now);
+	due_up_to = now;
+	while (outbox_next(reader))
+		(void) take_in_row(reader);
+	next_due = outbox_next_due(reader, now);
+	outbox_end(reader);
 }
 
 /*
@@ -459,6 +485,7 @@ take_in(TimestampTz now)
 	reader = outbox_begin(snapshot);
 	if (!is_started)
 	{
+		due_up_to = now;
 		embedded_backend.start(db, reader);
 		is_started = true;
 	}
@@ -476,6 +503,8 @@ take_in(TimestampTz now)
 			read_named(reader, &list, read_to + 1, PG_INT64_MAX, false);
 	}
 	outbox_end(reader);
+	if (next_due <= now)
+		take_in_due(snapshot, now);
 	UnregisterSnapshot(snapshot);
 
 	if (is_settled)
@@ -561,10 +590,14 @@ relay_round(void)
 	StartTransactionCommand();
 	if (!lock_outbox() || take_flag(&db->check_extension))
 		leave_without_extension();
+	if (take_flag(&db->settings_changed))
+		queue_read_again();
 	if (settings_generation != queue_generation())
 		set_queues();
 	take_in(now);
 	next = embedded_backend.settle(db);
+	if (now >= next_purge)
+		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
 	CommitTransactionCommand();
 	embedded_backend.committed(db);
 
@@ -576,6 +609,8 @@ relay_round(void)
 	db->memory_bytes = lanes_memory();
 	db->orphans = lanes_orphan_count();
 
+	next = Min(next, next_due);
+	next = Min(next, next_purge);
 	return Min(next, next_fallback);
 }
 
@@ -612,7 +647,7 @@ may_sleep(bool waiting)
 			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
-	idle &= !db->check_extension && db->questions == asked;
+	idle &= !db->check_extension && !db->settings_changed && db->questions == asked;
 	SpinLockRelease(&db->mutex);
 
 	return idle && ncarried == 0 && asked_before && !ConfigReloadPending;

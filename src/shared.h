@@ -89,6 +89,7 @@ typedef struct DatabaseSlot
 	bool		wants_wake;		/* the relay wants to know of each commit */
 	uint64		questions;		/* how many were asked so far */
 	bool		check_extension;	/* it may have been dropped */
+	bool		settings_changed;	/* a queue's, and not read by the relay yet */
 	bool		check_leases;	/* something ended that named no id */
 	IdRing		committed;		/* enqueued and committed */
 	IdRing		ended;			/* leases that ended */

@@ -11,8 +11,11 @@
 #include "utils/guc.h"
 
 #include "announce.h"
+#include "check.h"
+#include "deduplication.h"
 #include "launcher.h"
 #include "lease.h"
+#include "queue.h"
 #include "shared.h"
 
 /* Older ones leave headers unsigned that SQS needs signed. */
@@ -28,6 +31,7 @@ int			taskoutbox_max_queues = 64;
 int			taskoutbox_max_in_flight;
 int			taskoutbox_relay_memory;
 int			taskoutbox_max_message_bytes;
+char	   *taskoutbox_deduplication_scope;
 int			taskoutbox_ring_size;
 int			taskoutbox_announce_size;
 
@@ -73,12 +77,17 @@ define_settings(void)
 							NULL, &taskoutbox_max_message_bytes,
 							262144, 1024, 1048576,
 							PGC_SIGHUP, GUC_UNIT_BYTE, NULL, NULL, NULL);
+	DefineCustomStringVariable("taskoutbox.deduplication_scope",
+							   "Put before every deduplication id, for tests that call one producer repeatedly.",
+							   NULL, &taskoutbox_deduplication_scope,
+							   "", PGC_USERSET, 0, check_id_setting, NULL, NULL);
 }
 
 void
 _PG_init(void)
 {
 	define_settings();
+	deduplication_init();
 
 	/* Without it functions can be created and restored, and enqueue works. */
 	if (!process_shared_preload_libraries_in_progress)
@@ -87,5 +96,6 @@ _PG_init(void)
 	shared_init();
 	announce_init();
 	lease_init();
+	queue_init();
 	launcher_init();
 }

@@ -28,6 +28,7 @@
 #define ERRCODE_TASKOUTBOX_BEING_DELETED	MAKE_SQLSTATE('T','O','0','1','3')
 #define ERRCODE_TASKOUTBOX_QUEUE_EXISTS		MAKE_SQLSTATE('T','O','0','1','4')
 #define ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES	MAKE_SQLSTATE('T','O','0','1','5')
+#define ERRCODE_TASKOUTBOX_QUEUE_NOT_EMPTY	MAKE_SQLSTATE('T','O','0','1','6')
 
 /*
  * Settings (taskoutbox.c). The sizes are fixed when the server starts.
@@ -37,6 +38,7 @@ extern int	taskoutbox_max_queues;	/* per database */
 extern int	taskoutbox_max_in_flight;	/* messages, whole cluster */
 extern int	taskoutbox_relay_memory;	/* kB, per database */
 extern int	taskoutbox_max_message_bytes;
+extern char *taskoutbox_deduplication_scope;
 extern int	taskoutbox_ring_size;	/* runs of ids, per database and ring */
 extern int	taskoutbox_announce_size;	/* runs of ids, per backend */
 

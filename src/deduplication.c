@@ -1,0 +1,211 @@
+/*
+ * deduplication.c
+ *	  Tasks with a deduplication id: the first one counts.
+ *
+ * The table deduplication has a row for each (queue, id), entered in the
+ * enqueuing transaction and kept until its window ends, or until the first task
+ * has left the outbox if that is later. A second transaction with the same id
+ * waits for the first: if that commits the second is a duplicate, and has
+ * locked nothing; if it rolls back the second is the first. An entry whose
+ * window has ended is taken over, or purged by the relay. A duplicate is never
+ * an error: enqueue returns the first task, and at the end of the statement one
+ * NOTICE says how many there were.
+ */
+#include "taskoutbox.h"
+#include "deduplication.h"
+
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "tcop/utility.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "check.h"
+#include "outbox.h"
+
+/* How many expired entries the relay forgets in one transaction. */
+#define PURGE_BATCH 1000
+
+/* Duplicates of the statement that runs, and how deep we are in statements. */
+static int64 nduplicates = 0;
+static int64 first_task = 0;
+static char first_id[ID_CHARACTERS + 1];
+static int	depth = 0;
+
+static ExecutorRun_hook_type prev_ExecutorRun = NULL;
+static ExecutorFinish_hook_type prev_ExecutorFinish = NULL;
+static ProcessUtility_hook_type prev_ProcessUtility = NULL;
+
+char *
+deduplication_scoped(const char *id)
+{
+	char	   *scoped = psprintf("%s%s", taskoutbox_deduplication_scope, id);
+
+	if (strlen(scoped) > ID_CHARACTERS)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_TOO_LONG),
+				 errmsg("deduplication_id is too long with its scope"),
+				 errdetail("taskoutbox.deduplication_scope and deduplication_id have %d characters together; the limit is %d.",
+						   (int) strlen(scoped), ID_CHARACTERS),
+				 errhint("Use a shorter scope or id.")));
+	return scoped;
+}
+
+int64
+deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampTz expires_at)
+{
+	static SPIPlanPtr insert = NULL;
+	static SPIPlanPtr take_over = NULL;
+	static SPIPlanPtr find = NULL;
+	static const Oid types[] = {TEXTOID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+	Datum		values[] = {CStringGetTextDatum(queue), CStringGetTextDatum(id),
+		Int64GetDatum(task_id), TimestampTzGetDatum(expires_at),
+		TimestampTzGetDatum(GetCurrentTimestamp())
+	};
+
+	for (;;)
+	{
+		int64		first;
+
+		if (outbox_execute(&insert,
+						   "INSERT INTO taskoutbox.deduplication (queue, deduplication_id, task_id, expires_at) "
+						   "VALUES ($1, $2, $3, $4) ON CONFLICT (queue, deduplication_id) DO NOTHING",
+						   4, types, values, false, NULL) > 0)
+			return 0;
+		if (outbox_execute(&take_over,
+						   "UPDATE taskoutbox.deduplication d SET task_id = $3, expires_at = $4 "
+						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2 "
+						   "AND expires_at OPERATOR(pg_catalog.<=) $5 AND NOT EXISTS (SELECT FROM taskoutbox.task_outbox t "
+						   "WHERE t.id OPERATOR(pg_catalog.=) d.task_id)",
+						   5, types, values, false, NULL) > 0)
+			return 0;
+		if (outbox_execute(&find,
+						   "SELECT task_id FROM taskoutbox.deduplication "
+						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2",
+						   2, types, values, false, &first) > 0)
+		{
+			if (nduplicates++ == 0)
+			{
+				first_task = first;
+				strlcpy(first_id, id, sizeof(first_id));
+			}
+			return first;
+		}
+		/* It was purged just now. */
+	}
+}
+
+bool
+deduplication_purge(void)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TIMESTAMPTZOID, INT4OID};
+	Datum		values[] = {TimestampTzGetDatum(GetCurrentTimestamp()), Int32GetDatum(PURGE_BATCH)};
+
+	return outbox_execute(&plan,
+						  "DELETE FROM taskoutbox.deduplication WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT d.ctid FROM taskoutbox.deduplication d "
+						  "WHERE d.expires_at OPERATOR(pg_catalog.<=) $1 AND NOT EXISTS (SELECT FROM taskoutbox.task_outbox t "
+						  "WHERE t.id OPERATOR(pg_catalog.=) d.task_id) "
+						  "ORDER BY d.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
+						  2, types, values, false, NULL) == PURGE_BATCH;
+}
+
+/*
+ * One NOTICE per statement: whatever is nested in it (functions, triggers, DO
+ * blocks) belongs to it.
+ */
+static void
+report_duplicates(void)
+{
+	int64		n = nduplicates;
+
+	if (depth > 0 || n == 0)
+		return;
+	nduplicates = 0;
+	ereport(NOTICE,
+			(errmsg_plural("%lld task is a duplicate",
+						   "%lld tasks are duplicates", n, (long long) n),
+			 errdetail("The first has deduplication_id \"%s\", and task " INT64_FORMAT " was there before it.",
+					   first_id, first_task)));
+}
+
+static void
+enter_statement(void)
+{
+	if (depth++ == 0)
+		nduplicates = 0;		/* of one that failed */
+}
+
+static void
+dedup_ExecutorRun(QueryDesc *queryDesc, ScanDirection direction, uint64 count COMPAT_EXECUTE_ONCE_PARAMETER)
+{
+	enter_statement();
+	PG_TRY();
+	{
+		if (prev_ExecutorRun)
+			prev_ExecutorRun(queryDesc, direction, count COMPAT_EXECUTE_ONCE);
+		else
+			standard_ExecutorRun(queryDesc, direction, count COMPAT_EXECUTE_ONCE);
+	}
+	PG_FINALLY();
+	{
+		depth--;
+	}
+	PG_END_TRY();
+	report_duplicates();
+}
+
+/* AFTER triggers run here. */
+static void
+dedup_ExecutorFinish(QueryDesc *queryDesc)
+{
+	enter_statement();
+	PG_TRY();
+	{
+		if (prev_ExecutorFinish)
+			prev_ExecutorFinish(queryDesc);
+		else
+			standard_ExecutorFinish(queryDesc);
+	}
+	PG_FINALLY();
+	{
+		depth--;
+	}
+	PG_END_TRY();
+	report_duplicates();
+}
+
+static void
+dedup_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
+					 ProcessUtilityContext context, ParamListInfo params,
+					 QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
+{
+	enter_statement();
+	PG_TRY();
+	{
+		if (prev_ProcessUtility)
+			prev_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		else
+			standard_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+	}
+	PG_FINALLY();
+	{
+		depth--;
+	}
+	PG_END_TRY();
+	report_duplicates();
+}
+
+void
+deduplication_init(void)
+{
+	prev_ExecutorRun = ExecutorRun_hook;
+	ExecutorRun_hook = dedup_ExecutorRun;
+	prev_ExecutorFinish = ExecutorFinish_hook;
+	ExecutorFinish_hook = dedup_ExecutorFinish;
+	prev_ProcessUtility = ProcessUtility_hook;
+	ProcessUtility_hook = dedup_ProcessUtility;
+}

@@ -1,0 +1,29 @@
+/*
+ * deduplication.h
+ *	  Tasks with a deduplication id: the first one counts.
+ */
+#ifndef TASKOUTBOX_DEDUPLICATION_H
+#define TASKOUTBOX_DEDUPLICATION_H
+
+#include "taskoutbox.h"
+
+#include "datatype/timestamp.h"
+
+/* Registers the hooks for the NOTICE; from _PG_init. */
+extern void deduplication_init(void);
+
+/* The caller's id with taskoutbox.deduplication_scope before it; error TO002. */
+extern char *deduplication_scoped(const char *id);
+
+/*
+ * Enter a task under its (scoped) id, until the given time. Returns 0 when it is
+ * the first one, or the id of the task that is. Waits for a transaction that
+ * enters the same id; above READ COMMITTED that can end in error 40001.
+ */
+extern int64 deduplication_enter(const char *queue, const char *id, int64 task_id,
+								 TimestampTz expires_at);
+
+/* For the relay: forget a batch of expired entries; returns whether there may be more. */
+extern bool deduplication_purge(void);
+
+#endif							/* TASKOUTBOX_DEDUPLICATION_H */
