@@ -110,7 +110,7 @@ deduplication_purge(void)
 						  "WHERE d.expires_at OPERATOR(pg_catalog.<=) $1 AND NOT EXISTS (SELECT FROM taskoutbox.task_outbox t "
 						  "WHERE t.id OPERATOR(pg_catalog.=) d.task_id) "
 						  "ORDER BY d.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
-						  2, types, values, false, NULL) == PURGE_BATCH;
+						  2, types, values, true, NULL) == PURGE_BATCH;
 }
 
 /*
