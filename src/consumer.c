@@ -266,10 +266,15 @@ delete_message(text *handle, bool missing_ok)
 
 	if (!succeeded(lease_mark_deleting(outbox_relid(), &receipt), receipt.id, missing_ok))
 		return false;
-	/* Someone deleted the row itself, and not by its handle. */
-	if (!outbox_delete(receipt.id))
-		return succeeded(LEASE_STALE, receipt.id, missing_ok);
-	return true;
+	switch (outbox_delete(receipt.id))
+	{
+		case OUTBOX_HERE:
+			return true;
+		case OUTBOX_BUSY:		/* by its owner, or prepared */
+			return succeeded(LEASE_BEING_DELETED, receipt.id, missing_ok);
+		default:
+			return succeeded(LEASE_STALE, receipt.id, missing_ok);
+	}
 }
 
 Datum

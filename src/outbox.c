@@ -123,30 +123,26 @@ outbox_insert(const Datum *values, const bool *nulls)
 	announce_id(DatumGetInt64(values[OUTBOX_ID - 1]));
 }
 
-bool
+OutboxFate
 outbox_delete(int64 id)
 {
-	OutboxReader *reader = outbox_begin(SnapshotSelf);
-	bool		deleted = false;
+	OutboxReader *reader = outbox_begin_dirty();
+	OutboxFate	fate;
 
 	LockRelationOid(RelationGetRelid(reader->rel), RowExclusiveLock);
-	while (outbox_lookup(reader, id))
+	while ((fate = outbox_look(reader, id)) == OUTBOX_HERE)
 	{
 		TM_FailureData failure;
-		TM_Result	result = table_tuple_delete(reader->rel, &reader->slot->tts_tid,
-												GetCurrentCommandId(true),
-												InvalidSnapshot, InvalidSnapshot,
-												true, &failure, false);
 
-		/* Someone wrote a newer version of the row meanwhile: look for it. */
-		if (result == TM_Updated)
-			continue;
-		deleted = result == TM_Ok;
-		break;
+		/* When someone was faster after all, look what became of it. */
+		if (table_tuple_delete(reader->rel, &reader->slot->tts_tid,
+							   GetCurrentCommandId(true), InvalidSnapshot, InvalidSnapshot,
+							   true, &failure, false) == TM_Ok)
+			break;
 	}
 	outbox_end(reader);
 
-	return deleted;
+	return fate;
 }
 
 /* By the primary key, or by another index. */

@@ -69,9 +69,6 @@ extern uint64 queue_key(const char *name, int len);
 extern int64 outbox_draw_id(void);
 extern void outbox_insert(const Datum *values, const bool *nulls);
 
-/* Delete a row by its id, waiting for other transactions. False: it is gone. */
-extern bool outbox_delete(int64 id);
-
 /* Reading by id, or in the order of ids, with the snapshot given. */
 extern OutboxReader *outbox_begin(Snapshot snapshot);
 extern bool outbox_lookup(OutboxReader *reader, int64 id);
@@ -90,6 +87,9 @@ typedef enum OutboxFate
 
 extern OutboxReader *outbox_begin_dirty(void);
 extern OutboxFate outbox_look(OutboxReader *reader, int64 id);
+
+/* Delete a row if it is HERE; returns what it was. */
+extern OutboxFate outbox_delete(int64 id);
 
 /*
  * The delayed rows (deliver_at is set) that are due after one time and up to

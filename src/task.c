@@ -39,9 +39,9 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	check_not_null("id", fcinfo, 0);
 	id = PG_GETARG_INT64(0);
 
-	/* An error inside is the caller's, and ends the subtransaction with his. */
+	/* An error inside is the caller's, and ends the subtransaction with theirs. */
 	BeginInternalSubTransaction(NULL);
-	cancelled = outbox_delete(id);
+	cancelled = outbox_delete(id) == OUTBOX_HERE;
 	if (cancelled && shared && lease_exists(outbox_relid(), id))
 	{
 		RollbackAndReleaseCurrentSubTransaction();
