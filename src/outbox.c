@@ -134,6 +134,7 @@ outbox_delete(int64 id)
 	{
 		TM_FailureData failure;
 
+		CHECK_FOR_INTERRUPTS();
 		/* When someone was faster after all, look what became of it. */
 		if (table_tuple_delete(reader->rel, &reader->slot->tts_tid,
 							   GetCurrentCommandId(true), InvalidSnapshot, InvalidSnapshot,

@@ -229,6 +229,11 @@ is(drain_one_by_one(), $second, 'C15: prepared before a restart: not yet');
 $s2->do("COMMIT PREPARED 'u'");
 is(drain_one_by_one(), $first, 'C15: prepared before a restart, committed after it');
 
+# Not where nothing may be written.
+$s1->do('BEGIN READ ONLY');
+is(state_of($s1, q(SELECT taskoutbox.enqueue('test'))), '25006', 'enqueue in a read-only transaction is refused');
+$s1->do('ROLLBACK');
+
 # C16: rows that come in by other means.
 sub copy
 {

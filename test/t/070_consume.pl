@@ -341,6 +341,63 @@ $p->do('DELETE FROM taskoutbox.task_outbox WHERE id = $1', undef, $id);
 is(ids(receive($s1, wait => '5 s', vt => '1 min')), $other, 'a row that was deleted by hand is not given out, the next of its group is');
 empty();
 
+# One handle in two places.
+$id = enqueue($p, 'twice');
+($m) = receive($s1, vt => '10 min', wait => '5 s');
+$s1->do('BEGIN');
+value($s1, $delete, $m->{receipt_handle});
+is(state_of($s2, $delete, $m->{receipt_handle}), 'TO013', 'deleted by an open transaction: refused to another one, without waiting');
+is(state_of($s2, $give_back, $m->{receipt_handle}), 'TO013', 'so is change_visibility');
+is(state_of($s1, $delete, $m->{receipt_handle}), 'TO012', 'and stale in the same one');
+$s1->do('ROLLBACK');
+is(state_of($s1, 'SELECT taskoutbox.delete($1::text[])', [ ($m->{receipt_handle}) x 2 ]), 'TO012', 'twice in one array');
+is(value($p, 'SELECT count(*) FROM taskoutbox.task_outbox WHERE id = $1', $id), 1, 'nothing is deleted by that');
+is(value($s2, $delete, $m->{receipt_handle}), 1, 'then it deletes');
+gone($id, 'gone');
+
+# A receive that runs into statement_timeout leaves nothing leased either.
+$s1->do(q(SET statement_timeout = '300 ms'));
+is(state_of($s1, $receive), '57014', 'statement_timeout ends a receive that waits');
+$s1->do('RESET statement_timeout');
+$id = enqueue($p, 'timeout');
+($m) = receive($s2, wait => '5 s');
+is("$m->{id} $m->{receive_count}", "$id 1", 'the next message comes to the next one, as new');
+value($s2, $delete, $m->{receipt_handle});
+
+# A receive that waits holds nothing that maintenance of the table would wait for, and
+# rows that move, or go, do not confuse anybody.
+my $sleeper = start_query($s1, $receive);
+wait_until_waiting($p, backend_pid($s1));
+$p->do(q(SET lock_timeout = '5 s'));
+is(state_of($p, 'VACUUM FULL taskoutbox.task_outbox'), '00000', 'VACUUM FULL while a receive waits');
+is(state_of($p, 'TRUNCATE taskoutbox.task_outbox'), '00000', 'TRUNCATE while a receive waits');
+$id = enqueue($p, 'vacuum');
+($m) = wait_query($sleeper);
+is($m->{id}, $id, 'and the receive gets its message');
+value($s1, $delete, $m->{receipt_handle});
+@ids = map { enqueue($p, "full$_") } 1 .. 10;
+@m = map { receive($s1, vt => '10 min', wait => '5 s') } 1 .. 5;
+is(state_of($p, 'VACUUM FULL taskoutbox.task_outbox'), '00000', 'VACUUM FULL with messages in flight and waiting');
+is(value($s1, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @m ]), 5, 'those in flight are deleted');
+is(join(' ', sort { $a <=> $b } map { $_->{id} } @m, drain($s2)), "@ids", 'the others are received');
+@ids = map { enqueue($p, "trunc$_") } 1 .. 3;
+is(state_of($p, 'TRUNCATE taskoutbox.task_outbox'), '00000', 'TRUNCATE with messages waiting');
+$id = enqueue($p, 'trunc1');
+is(ids(drain($s2)), $id, 'only what came afterwards is received');
+
+# Somebody locks the table for a while: everything waits, and then goes on.
+$p->do('BEGIN');
+$p->do('LOCK TABLE taskoutbox.task_outbox IN ACCESS EXCLUSIVE MODE');
+my $blocked = start_query($s2, q(SELECT id FROM taskoutbox.enqueue('test', group_id => 'lock')));
+poll(sub { value($p, q(SELECT count(*) FROM pg_locks WHERE pid = $1 AND NOT granted), backend_pid($s2)) })
+  or fail('enqueue does not wait for the lock');
+my $another = start_query($s1, $receive);
+$p->do('COMMIT');
+my ($e) = wait_query($blocked);
+($m) = wait_query($another);
+is($m->{id}, $e->{id}, 'after a lock on the table was released everything goes on');
+value($s1, $delete, $m->{receipt_handle});
+
 # Handles that are none.
 is(state_of($s1, $delete, $_), 'TO011', "malformed handle '$_'") for '', 'x', '00000000', "1' or '1'='1", 'ä' x 40;
 is(state_of($s1, q(SELECT * FROM taskoutbox.receive('no such queue'))), 'TO005', 'unknown queue')
