@@ -294,6 +294,7 @@ CREATE FUNCTION taskoutbox.get_queue_metrics(
 	OUT delivered bigint,
 	OUT retried bigint,
 	OUT dead_lettered bigint,
+	OUT duplicates bigint,
 	OUT relay_running boolean
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_queue_metrics';
@@ -303,10 +304,35 @@ COMMENT ON FUNCTION taskoutbox.get_queue_metrics() IS
 CREATE VIEW taskoutbox.queue_metrics AS
 SELECT m.queue, m.backend, m.waiting, m.in_flight,
 	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (SELECT t.enqueued_at FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) m.oldest_id) AS oldest_age,
-	m.delivered, m.retried, m.dead_lettered, m.relay_running
+	m.delivered, m.retried, m.dead_lettered, m.duplicates, m.relay_running
 FROM taskoutbox.get_queue_metrics() m;
 COMMENT ON VIEW taskoutbox.queue_metrics IS
-'Figures of every queue of this database. waiting and in_flight are now; delivered, retried and dead_lettered count since the server started. relay_running false: the figures are those of the last relay.';
+'Figures of every queue of this database. waiting and in_flight are now; delivered, retried, dead_lettered and duplicates count since the server started. relay_running false: the figures are those of the last relay.';
+
+CREATE FUNCTION taskoutbox.get_in_flight(
+	OUT id bigint,
+	OUT holder integer,
+	OUT since timestamp with time zone,
+	OUT until timestamp with time zone,
+	OUT being_deleted boolean
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'taskoutbox_get_in_flight';
+COMMENT ON FUNCTION taskoutbox.get_in_flight() IS
+'What the view in_flight shows, from shared memory.';
+
+CREATE VIEW taskoutbox.in_flight AS
+SELECT t.queue, f.id, t.task_type, t.group_id, f.holder, f.since, f.until, f.being_deleted,
+	t.receive_count OPERATOR(pg_catalog.+) 1 AS receive_count, t.last_error
+FROM taskoutbox.get_in_flight() f JOIN taskoutbox.task_outbox t ON t.id OPERATOR(pg_catalog.=) f.id;
+COMMENT ON VIEW taskoutbox.in_flight IS
+'Messages in flight: the process id of the session that received each, since when, until when it is hidden from others, the how manieth receive it is, and what the last one said.';
+
+CREATE VIEW taskoutbox.blocked_groups AS
+SELECT f.queue, f.group_id, f.id, f.since, f.receive_count AS attempts, f.last_error, f.until AS next_try
+FROM taskoutbox.in_flight f
+WHERE f.group_id IS NOT NULL AND (f.receive_count OPERATOR(pg_catalog.>) 1 OR f.last_error IS NOT NULL);
+COMMENT ON VIEW taskoutbox.blocked_groups IS
+'Message groups that wait because a message of theirs failed before and is in flight or waits for its next try: which one, how often, why, and when it comes back unless it is deleted.';
 
 
 -- Functions and types are open to PUBLIC by default, tables and views are not.
@@ -319,3 +345,5 @@ REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.in_flight FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.blocked_groups FROM PUBLIC;

@@ -24,6 +24,7 @@
 
 #include "check.h"
 #include "outbox.h"
+#include "shared.h"
 
 /* How many expired entries the relay forgets in one transaction. */
 #define PURGE_BATCH 1000
@@ -86,6 +87,7 @@ deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampT
 						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2",
 						   2, types, values, false, &first) > 0)
 		{
+			queue_slot_count_duplicate(MyDatabaseId, queue_key(queue, strlen(queue)));
 			if (nduplicates++ == 0)
 			{
 				first_task = first;

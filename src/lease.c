@@ -166,7 +166,9 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		shared->nleases++;
 		receipts[n].id = lkey.id;
 		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
+		lease->since = GetCurrentTimestamp();
 		lease->until = until;
+		lease->holder = MyProcPid;
 		lease->deleter = 0;
 		lease->queue = key;
 		n++;
@@ -490,6 +492,26 @@ int
 lease_list_all(DatabaseSlot *db, int64 **ids)
 {
 	return list_leases(db, DT_NOBEGIN, true, ids);
+}
+
+int
+lease_snapshot(Oid outbox, Lease **leases)
+{
+	HASH_SEQ_STATUS seq;
+	Lease	   *lease;
+	int			n = 0;
+
+	LWLockAcquire(shared->lease_lock, LW_SHARED);
+	*leases = palloc((shared->nleases + 1) * sizeof(Lease));
+	hash_seq_init(&seq, lease_hash);
+	while ((lease = hash_seq_search(&seq)) != NULL)
+	{
+		if (lease->key.dboid == MyDatabaseId && lease->key.outbox == outbox)
+			(*leases)[n++] = *lease;
+	}
+	LWLockRelease(shared->lease_lock);
+
+	return n;
 }
 
 int

@@ -25,7 +25,9 @@ typedef struct Lease
 {
 	LeaseKey	key;
 	uint8		secret[LEASE_SECRET_BYTES];
+	TimestampTz since;
 	TimestampTz until;			/* wall clock */
+	int			holder;			/* pid of the session that received it */
 	int			deleter;		/* pid of the open transaction that deletes, or 0 */
 	uint64		queue;			/* queue_key() */
 } Lease;
@@ -110,6 +112,12 @@ extern int	lease_list(DatabaseSlot *db, TimestampTz until, int64 **ids);
 
 /* The same of all leases, also of those that someone deletes. */
 extern int	lease_list_all(DatabaseSlot *db, int64 **ids);
+
+/*
+ * Copies of this database's leases, in an array of the current memory context;
+ * their number.
+ */
+extern int	lease_snapshot(Oid outbox, Lease **leases);
 
 /* Messages in flight in one queue. */
 extern int	lease_count(DatabaseSlot *db, uint64 queue);

@@ -193,6 +193,19 @@ queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys)
 	}
 }
 
+void
+queue_slot_count_duplicate(Oid dboid, uint64 key)
+{
+	DatabaseSlot *db = database_slot(dboid);
+	QueueSlot  *slot = db ? queue_slot(db, key) : NULL;
+
+	if (slot == NULL)
+		return;
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	slot->duplicates++;
+	LWLockRelease(shared->lease_lock);
+}
+
 BackendSlot *
 my_backend_slot(void)
 {

@@ -57,6 +57,7 @@ typedef struct QueueSlot
 	int64		offers[OFFERS_PER_QUEUE];
 
 	int64		delivered;		/* deleted by their receipt handle */
+	int64		duplicates;		/* not enqueued for that */
 
 	/* figures, written by the relay alone */
 	int64		waiting;
@@ -171,6 +172,9 @@ extern QueueSlot *queue_slot(DatabaseSlot *db, uint64 key);
  */
 extern QueueSlot *queue_slot_assign(DatabaseSlot *db, uint64 key);
 extern void queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys);
+
+/* Count a duplicate. */
+extern void queue_slot_count_duplicate(Oid dboid, uint64 key);
 
 /* This backend's own slot. */
 extern BackendSlot *my_backend_slot(void);

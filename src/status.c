@@ -1,8 +1,8 @@
 /*
  * status.c
- *	  What is happening: the functions behind relay_status and queue_metrics.
+ *	  What is happening: the functions behind the views.
  *
- * Both answer from shared memory, whether a relay runs or not, and count no
+ * They answer from shared memory, whether a relay runs or not, and count no
  * table. The figures of queues are the relay's own, so it is asked to take in
  * what has been committed first; with no answer they are those of its last
  * round, and say so.
@@ -18,6 +18,7 @@
 
 #include "ask.h"
 #include "lease.h"
+#include "outbox.h"
 #include "queue.h"
 #include "shared.h"
 
@@ -25,6 +26,7 @@
 
 PG_FUNCTION_INFO_V1(taskoutbox_get_relay_status);
 PG_FUNCTION_INFO_V1(taskoutbox_get_queue_metrics);
+PG_FUNCTION_INFO_V1(taskoutbox_get_in_flight);
 
 static void
 put_relay(ReturnSetInfo *rsinfo, Oid dboid, const char *state, const DatabaseSlot *db, const char *hint)
@@ -122,12 +124,12 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 	{
 		QueueSlot  *slot = db ? queue_slot(db, queues[i].key) : NULL;
 		int64		in_flight = slot ? lease_count(db, queues[i].key) : 0;
-		Datum		values[9] = {0};
-		bool		nulls[9] = {false};
+		Datum		values[10] = {0};
+		bool		nulls[10] = {false};
 
 		values[0] = CStringGetTextDatum(queues[i].name);
 		values[1] = CStringGetTextDatum(queues[i].backend);
-		nulls[2] = nulls[3] = nulls[4] = nulls[5] = nulls[6] = nulls[7] = slot == NULL;
+		nulls[2] = nulls[3] = nulls[4] = nulls[5] = nulls[6] = nulls[7] = nulls[8] = slot == NULL;
 		if (slot)
 		{
 			values[2] = Int64GetDatum(Max(slot->waiting - in_flight, 0));
@@ -137,8 +139,34 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 			values[5] = Int64GetDatum(slot->delivered);
 			values[6] = Int64GetDatum(slot->retried);
 			values[7] = Int64GetDatum(slot->dead_lettered);
+			values[8] = Int64GetDatum(slot->duplicates);
 		}
-		values[8] = BoolGetDatum(is_running);
+		values[9] = BoolGetDatum(is_running);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+Datum
+taskoutbox_get_in_flight(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Lease	   *leases;
+	int			n;
+
+	InitMaterializedSRF(fcinfo, 0);
+
+	n = shared ? lease_snapshot(outbox_relid(), &leases) : 0;
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[] = {Int64GetDatum(leases[i].key.id),
+			Int32GetDatum(leases[i].holder),
+			TimestampTzGetDatum(leases[i].since),
+			TimestampTzGetDatum(leases[i].until),
+			BoolGetDatum(leases[i].deleter != 0)
+		};
+		bool		nulls[lengthof(values)] = {false};
+
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
