@@ -213,10 +213,10 @@ share(void)
 }
 
 static bool
-has_room(Queue *queue, int parts_of_two)
+has_room(Queue *queue, int percent)
 {
 	return queue->nmessages * MESSAGE_BYTES + queue->nlanes * LANE_BYTES <
-		share() * parts_of_two / 2;
+		share() * percent / 100;
 }
 
 /* With little memory, a lane gets a small part of it. */
@@ -298,29 +298,31 @@ lane_of_group(Queue *queue, uint64 key, bool create)
 static void
 lane_put(Lane *lane, Message *message, bool is_out)
 {
+	int			position = lane->nmessages;
 	dlist_iter	iter;
-	int			position = 0;
-	bool		done = false;
 
 	message->lane = lane;
+	dlist_push_tail(&lane->messages, &message->in_lane);
 	lane->nmessages++;
+
 	if (message->is_attempted && lane->key != 0)
 	{
+		position = 0;
 		dlist_foreach(iter, &lane->messages)
 		{
 			Message    *other = dlist_container(Message, in_lane, iter.cur);
 
+			if (other == message)
+				break;
 			if (!other->is_attempted || other->id > message->id)
 			{
+				dlist_delete(&message->in_lane);
 				dlist_insert_before(iter.cur, &message->in_lane);
-				done = true;
 				break;
 			}
 			position++;
 		}
 	}
-	if (!done)
-		dlist_push_tail(&lane->messages, &message->in_lane);
 
 	if (position < lane->nout)
 		lane->nout++;
@@ -361,7 +363,7 @@ lanes_accept(const OutboxRow *row, bool is_out)
 		else if (lane && (lane->left.from != NO_SWEEP ||
 						  (row->group != 0 && lane->nmessages >= lane_limit())))
 			left = &lane->left;
-		else if (!has_room(queue, 2))
+		else if (!has_room(queue, 100))
 			left = &queue->left;
 		if (left)
 		{
@@ -427,7 +429,7 @@ lanes_refill_from(void)
 		Queue	   *queue = &lane_queues[i];
 		dlist_mutable_iter iter;
 
-		if (queue->left.from != NO_SWEEP && has_room(queue, 1))
+		if (queue->left.from != NO_SWEEP && has_room(queue, 50))
 			forget_left(&queue->left, &from);
 
 		/* While the queue is full, its lanes must wait. */
