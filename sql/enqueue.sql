@@ -311,11 +311,6 @@ SELECT try($$ 'x', headers => '{"task_uid": "1"}' $$);
 -- TO008: reserved
 SELECT try($$ 'x', deduplication_id => 'taskoutbox:1' $$);
 
--- Not in this version: refused, and never ignored
-SELECT try($$ 'x', deduplication_id => 'nightly/2026-01-31' $$);
-SELECT try($$ 'x', deliver_at => now() $$);
-SELECT try($$ 'x', deduplication_window => '1 day' $$);
-
 \pset tuples_only off
 \pset format aligned
 

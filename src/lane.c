@@ -133,6 +133,17 @@ lanes_set_queues(DatabaseSlot *db)
 			return false;
 	}
 
+	/* Make room first: slots of queues that were there before. */
+	if (lane_nqueues == 0)
+	{
+		uint64	   *keys = palloc(n * sizeof(uint64));
+
+		for (int i = 0; i < n; i++)
+			keys[i] = list[i].key;
+		queue_slots_keep(db, keys, n);
+		pfree(keys);
+	}
+
 	for (int i = 0; i < n; i++)
 	{
 		Queue	   *queue = lanes_queue(list[i].key);

@@ -529,15 +529,6 @@ set_queues(void)
 		proc_exit(1);
 	}
 	settings_generation = queue_generation();
-
-	if (!is_started)
-	{
-		uint64	   *keys = palloc(lane_nqueues * sizeof(uint64));
-
-		for (int i = 0; i < lane_nqueues; i++)
-			keys[i] = lane_queues[i].settings.key;
-		queue_slots_keep(db, keys, lane_nqueues);
-	}
 }
 
 /*
