@@ -117,6 +117,17 @@ check_id(const char *argument, const char *id)
 				 errhint("Hash long ids, for example with md5().")));
 }
 
+void
+check_deduplication_id(const char *argument, const char *id)
+{
+	check_id(argument, id);
+	if (strncmp(id, RESERVED_PREFIX, strlen(RESERVED_PREFIX)) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RESERVED),
+				 errmsg("%s must not start with \"%s\"", argument, RESERVED_PREFIX),
+				 errhint("The prefix is reserved for ids that taskoutbox makes.")));
+}
+
 bool
 check_id_setting(char **value, void **extra, GucSource source)
 {
@@ -197,13 +208,8 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 	check_name_text("task_type", task_type);
 	check_name_text("queue", queue);
 	check_id("group_id", group_id);
-	check_id("deduplication_id", deduplication_id);
-	if (deduplication_id &&
-		strncmp(deduplication_id, RESERVED_PREFIX, strlen(RESERVED_PREFIX)) == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_RESERVED),
-				 errmsg("deduplication_id must not start with \"%s\"", RESERVED_PREFIX),
-				 errhint("The prefix is reserved for ids that taskoutbox makes.")));
+	if (deduplication_id)
+		check_deduplication_id("deduplication_id", deduplication_id);
 
 	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
 	check_characters("payload", body);

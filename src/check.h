@@ -23,6 +23,12 @@ extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n)
 extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
 
 /*
+ * Not empty (TO001), at most 128 characters (TO002) of the allowed ones (TO003),
+ * not with the reserved prefix (TO008).
+ */
+extern void check_deduplication_id(const char *argument, const char *id);
+
+/*
  * The checks of one task, as enqueue and the trigger make them. Optional texts
  * can be NULL; headers, too.
  */

@@ -14,10 +14,12 @@
 #include "taskoutbox.h"
 #include "deduplication.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "tcop/pquery.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
@@ -44,13 +46,7 @@ deduplication_scoped(const char *id)
 {
 	char	   *scoped = psprintf("%s%s", taskoutbox_deduplication_scope, id);
 
-	if (strlen(scoped) > ID_CHARACTERS)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_TOO_LONG),
-				 errmsg("deduplication_id is too long with its scope"),
-				 errdetail("taskoutbox.deduplication_scope and deduplication_id have %d characters together; the limit is %d.",
-						   (int) strlen(scoped), ID_CHARACTERS),
-				 errhint("Use a shorter scope or id.")));
+	check_deduplication_id("deduplication_id with taskoutbox.deduplication_scope before it", scoped);
 	return scoped;
 }
 
@@ -73,19 +69,19 @@ deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampT
 		if (outbox_execute(&insert,
 						   "INSERT INTO taskoutbox.deduplication (queue, deduplication_id, task_id, expires_at) "
 						   "VALUES ($1, $2, $3, $4) ON CONFLICT (queue, deduplication_id) DO NOTHING",
-						   4, types, values, false, NULL) > 0)
+						   4, types, values, NULL, false, NULL) > 0)
 			return 0;
 		if (outbox_execute(&take_over,
 						   "UPDATE taskoutbox.deduplication d SET task_id = $3, expires_at = $4 "
 						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2 "
 						   "AND expires_at OPERATOR(pg_catalog.<=) $5 AND NOT EXISTS (SELECT FROM taskoutbox.task_outbox t "
 						   "WHERE t.id OPERATOR(pg_catalog.=) d.task_id)",
-						   5, types, values, false, NULL) > 0)
+						   5, types, values, NULL, false, NULL) > 0)
 			return 0;
 		if (outbox_execute(&find,
 						   "SELECT task_id FROM taskoutbox.deduplication "
 						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2",
-						   2, types, values, false, &first) > 0)
+						   2, types, values, NULL, false, &first) > 0)
 		{
 			queue_slot_count_duplicate(MyDatabaseId, queue_key(queue, strlen(queue)));
 			if (nduplicates++ == 0)
@@ -112,19 +108,20 @@ deduplication_purge(void)
 						  "WHERE d.expires_at OPERATOR(pg_catalog.<=) $1 AND NOT EXISTS (SELECT FROM taskoutbox.task_outbox t "
 						  "WHERE t.id OPERATOR(pg_catalog.=) d.task_id) "
 						  "ORDER BY d.expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
-						  2, types, values, true, NULL) == PURGE_BATCH;
+						  2, types, values, NULL, true, NULL) == PURGE_BATCH;
 }
 
 /*
  * One NOTICE per statement: whatever is nested in it (functions, triggers, DO
- * blocks) belongs to it.
+ * blocks) belongs to it. Deferred triggers run when a transaction commits, in no
+ * statement and no portal: what they do is reported once, before the commit.
  */
 static void
 report_duplicates(void)
 {
 	int64		n = nduplicates;
 
-	if (depth > 0 || n == 0)
+	if (n == 0)
 		return;
 	nduplicates = 0;
 	ereport(NOTICE,
@@ -135,16 +132,25 @@ report_duplicates(void)
 }
 
 static void
-enter_statement(void)
+leave_statement(void)
 {
-	if (depth++ == 0)
-		nduplicates = 0;		/* of one that failed */
+	if (depth == 0 && ActivePortal != NULL)
+		report_duplicates();
+}
+
+static void
+dedup_xact_callback(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_PRE_COMMIT || event == XACT_EVENT_PRE_PREPARE)
+		report_duplicates();
+	else if (event == XACT_EVENT_ABORT)
+		nduplicates = 0;
 }
 
 static void
 dedup_ExecutorRun(QueryDesc *queryDesc, ScanDirection direction, uint64 count COMPAT_EXECUTE_ONCE_PARAMETER)
 {
-	enter_statement();
+	depth++;
 	PG_TRY();
 	{
 		if (prev_ExecutorRun)
@@ -157,14 +163,14 @@ dedup_ExecutorRun(QueryDesc *queryDesc, ScanDirection direction, uint64 count CO
 		depth--;
 	}
 	PG_END_TRY();
-	report_duplicates();
+	leave_statement();
 }
 
 /* AFTER triggers run here. */
 static void
 dedup_ExecutorFinish(QueryDesc *queryDesc)
 {
-	enter_statement();
+	depth++;
 	PG_TRY();
 	{
 		if (prev_ExecutorFinish)
@@ -177,7 +183,7 @@ dedup_ExecutorFinish(QueryDesc *queryDesc)
 		depth--;
 	}
 	PG_END_TRY();
-	report_duplicates();
+	leave_statement();
 }
 
 static void
@@ -185,7 +191,7 @@ dedup_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyT
 					 ProcessUtilityContext context, ParamListInfo params,
 					 QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
 {
-	enter_statement();
+	depth++;
 	PG_TRY();
 	{
 		if (prev_ProcessUtility)
@@ -198,12 +204,13 @@ dedup_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyT
 		depth--;
 	}
 	PG_END_TRY();
-	report_duplicates();
+	leave_statement();
 }
 
 void
 deduplication_init(void)
 {
+	RegisterXactCallback(dedup_xact_callback, NULL);
 	prev_ExecutorRun = ExecutorRun_hook;
 	ExecutorRun_hook = dedup_ExecutorRun;
 	prev_ExecutorFinish = ExecutorFinish_hook;

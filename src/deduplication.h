@@ -12,7 +12,7 @@
 /* Registers the hooks for the NOTICE; from _PG_init. */
 extern void deduplication_init(void);
 
-/* The caller's id with taskoutbox.deduplication_scope before it; error TO002. */
+/* The caller's id with taskoutbox.deduplication_scope before it; errors TO002, TO008. */
 extern char *deduplication_scoped(const char *id);
 
 /*

@@ -278,6 +278,22 @@ withdraw_offers(Queue *queue)
 	}
 }
 
+/* Forget the messages of a queue that are not out and whose rows are gone. */
+static void
+forget_gone(Queue *queue, OutboxReader *dirty)
+{
+	dlist_mutable_iter iter;
+
+	withdraw_offers(queue);
+	dlist_foreach_modify(iter, &queue->messages)
+	{
+		Message    *message = dlist_container(Message, in_queue, iter.cur);
+
+		if (message->lane->nout == 0 && outbox_look(dirty, message->id) == OUTBOX_GONE)
+			lanes_forget(message);
+	}
+}
+
 static TimestampTz
 embedded_settle(DatabaseSlot *db)
 {
@@ -285,6 +301,7 @@ embedded_settle(DatabaseSlot *db)
 	int			nruns;
 	int64		sweep;
 	bool		look_at_all;
+	bool		look_at_rows;
 	bool		look_at_busy;
 	TimestampTz now = GetCurrentTimestamp();
 	OutboxReader *dirty;
@@ -296,6 +313,8 @@ embedded_settle(DatabaseSlot *db)
 	SpinLockAcquire(&db->mutex);
 	look_at_all = db->check_leases || sweep != NO_SWEEP;
 	db->check_leases = false;
+	look_at_rows = db->check_rows;
+	db->check_rows = false;
 	SpinLockRelease(&db->mutex);
 
 	dirty = outbox_begin_dirty();
@@ -306,9 +325,18 @@ embedded_settle(DatabaseSlot *db)
 		{
 			Message    *message = lanes_find(id);
 
-			if (message)
+			if (message && message->lane->nout > 0 && is_on_offer(message->lane))
+				withdraw_offers(message->lane->queue);
+			if (message && message->lane->nout > 0)
 				settle_lane(db, message->lane, dirty, now, false);
+			else if (message && outbox_look(dirty, id) == OUTBOX_GONE)
+				lanes_forget(message);
 		}
+	}
+	if (look_at_rows)
+	{
+		for (int i = 0; i < lane_nqueues; i++)
+			forget_gone(&lane_queues[i], dirty);
 	}
 
 	if (db->next_expiry <= now)

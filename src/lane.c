@@ -261,7 +261,7 @@ lane_rest(Lane *lane)
 {
 	if (lane->nmessages > 0)
 		make_ready(lane);
-	else if (lane->left.from == NO_SWEEP && !lane->is_hungry)
+	else if (lane != &lane->queue->loose && lane->left.from == NO_SWEEP && !lane->is_hungry)
 	{
 		if (lane->key != 0)
 			grouped_delete(grouped, lane->key);
@@ -540,6 +540,20 @@ lanes_remove(Message *message)
 	{
 		lane->is_hungry = true;
 		dlist_push_tail(&queue->hungry, &lane->in_hungry);
+	}
+}
+
+void
+lanes_forget(Message *message)
+{
+	Lane	   *lane = message->lane;
+
+	lanes_remove(message);
+	if (lane->nmessages == 0 && lane->is_ready)
+	{
+		dlist_delete(&lane->in_queue);
+		lane->is_ready = false;
+		lane_rest(lane);
 	}
 }
 

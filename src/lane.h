@@ -107,6 +107,9 @@ extern Lane *lanes_next(Queue *queue);
 /* A message is done; the lane, too, when it was its last and nothing is out. */
 extern void lanes_remove(Message *message);
 
+/* A message that is not out is gone. */
+extern void lanes_forget(Message *message);
+
 /* Nothing of the lane is out any more: it takes its place among the ready. */
 extern void lanes_return(Lane *lane);
 

@@ -307,6 +307,15 @@ lease_touch(Oid outbox, const Receipt *receipt)
 	return result;
 }
 
+void
+lease_forget_at_end(Oid outbox, int64 id)
+{
+	if (shared == NULL)
+		return;
+	pending_reserve();
+	pending_add(outbox, id, false);
+}
+
 bool
 lease_exists(Oid outbox, int64 id)
 {
@@ -359,6 +368,13 @@ pending_finish(int from, bool committed)
 	{
 		IdRun		run = {pending[i].key.id, pending[i].key.id};
 
+		if (run.first == 0 && db)
+		{
+			SpinLockAcquire(&db->mutex);
+			db->check_rows = true;
+			SpinLockRelease(&db->mutex);
+			continue;
+		}
 		/* Neighbours, as a batch of one group is, make one entry. */
 		while (i + 1 < npending && pending[i + 1].key.id == run.last + 1)
 			run.last = pending[++i].key.id;

@@ -85,6 +85,12 @@ extern LeaseResult lease_change(Oid outbox, const Receipt *receipt, TimestampTz 
 extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
 
 
+/*
+ * This transaction deletes a row that nobody has, or (id 0) any rows: the relay
+ * is to forget what is gone when it ends.
+ */
+extern void lease_forget_at_end(Oid outbox, int64 id);
+
 /* Whether a message is in somebody's hands, or was until the relay looks next. */
 extern bool lease_exists(Oid outbox, int64 id);
 

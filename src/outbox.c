@@ -278,7 +278,7 @@ outbox_look(OutboxReader *reader, int64 id)
  */
 uint64
 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
-			   const Datum *values, bool is_now, int64 *result)
+			   const Datum *values, const char *nulls, bool is_now, int64 *result)
 {
 	Oid			owner = outbox_owner();
 	Oid			save_userid;
@@ -300,12 +300,12 @@ outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 	{
 		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 
-		code = SPI_execute_snapshot(*plan, (Datum *) values, NULL, snapshot, InvalidSnapshot,
+		code = SPI_execute_snapshot(*plan, (Datum *) values, nulls, snapshot, InvalidSnapshot,
 									false, false, 0);
 		UnregisterSnapshot(snapshot);
 	}
 	else
-		code = SPI_execute_plan(*plan, (Datum *) values, NULL, false, 0);
+		code = SPI_execute_plan(*plan, (Datum *) values, nulls, false, 0);
 	if (code < 0)
 		elog(ERROR, "could not execute \"%s\": %s", sql, SPI_result_code_string(code));
 
@@ -333,7 +333,7 @@ outbox_count_receive(int64 id, int receive_count)
 						  "UPDATE taskoutbox.task_outbox SET receive_count = $2 "
 						  "WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
 						  "WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED)",
-							2, types, values, true, NULL) > 0;
+							2, types, values, NULL, true, NULL) > 0;
 }
 
 bool
@@ -353,7 +353,7 @@ outbox_bury(int64 id, int receive_count, const char *reason)
 						  "group_id, task_type, payload, deduplication_id, headers, reason, last_error, redriven_from) "
 						  "SELECT id, enqueued_at, $2, queue, group_id, task_type, payload, "
 						  "deduplication_id, headers, $3, last_error, redriven_from FROM dead",
-							3, types, values, true, NULL) > 0;
+							3, types, values, NULL, true, NULL) > 0;
 }
 
 bool
@@ -366,5 +366,5 @@ outbox_set_error(int64 id, const char *error)
 	return outbox_execute(&plan,
 						  "UPDATE taskoutbox.task_outbox SET last_error = $2 "
 						  "WHERE id OPERATOR(pg_catalog.=) $1",
-							2, types, values, true, NULL) > 0;
+							2, types, values, NULL, true, NULL) > 0;
 }

@@ -102,11 +102,11 @@ extern TimestampTz outbox_next_due(OutboxReader *reader, TimestampTz after);
 
 /*
  * Run a statement as the owner of the table, and return how many rows it made;
- * the first column of the first row (a bigint) goes to *result, if not NULL. With
- * is_now it sees the state of this moment, whatever the isolation level.
+ * the first column of the first row (a bigint) goes to *result, if not NULL. nulls
+ * is as in SPI, or NULL: no argument is null. With is_now the statement sees the state of this moment, whatever the isolation level.
  */
 extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
-							 const Datum *values, bool is_now, int64 *result);
+							 const Datum *values, const char *nulls, bool is_now, int64 *result);
 
 /*
  * Changes of a row. They return false when it is gone or another transaction

@@ -176,6 +176,16 @@ load(void)
 	cached_generation = seen;
 }
 
+pg_attribute_noreturn()
+static void
+unknown_queue(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TASKOUTBOX_UNKNOWN_QUEUE),
+			 errmsg("queue \"%s\" does not exist", name),
+			 errhint("Create it with %s.create_queue.", TASKOUTBOX_SCHEMA)));
+}
+
 const QueueSettings *
 queue_settings(const char *name)
 {
@@ -186,10 +196,7 @@ queue_settings(const char *name)
 		if (strcmp(cache[i].name, name) == 0)
 			return &cache[i];
 	}
-	ereport(ERROR,
-			(errcode(ERRCODE_TASKOUTBOX_UNKNOWN_QUEUE),
-			 errmsg("queue \"%s\" does not exist", name),
-			 errhint("Create it with %s.create_queue.", TASKOUTBOX_SCHEMA)));
+	unknown_queue(name);
 }
 
 int
@@ -272,33 +279,13 @@ check_settings(FunctionCallInfo fcinfo, int first)
 								 1, DEDUPLICATION_WINDOW_MAX, "more than 0 and at most 1000 days");
 }
 
-/* Run a statement on the tables, as their owner; returns the number of rows. */
-static uint64
-run(const char *sql, int nargs, Oid *types, Datum *values, const char *nulls)
-{
-	Oid			owner = outbox_owner();
-	Oid			save_userid;
-	int			save_sec_context;
-	uint64		processed;
-
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(owner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
-	SPI_connect();
-	if (SPI_execute_with_args(sql, nargs, types, values, nulls, false, 0) < 0)
-		elog(ERROR, "could not execute \"%s\"", sql);
-	processed = SPI_processed;
-	SPI_finish();
-	SetUserIdAndSecContext(save_userid, save_sec_context);
-
-	return processed;
-}
-
 Datum
 taskoutbox_create_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
 	char	   *backend = check_name("backend", fcinfo, 1);
-	Oid			types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID, INTERVALOID};
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID, INTERVALOID};
 	Datum		values[5];
 
 	check_not_null("visibility_timeout", fcinfo, 2);
@@ -331,9 +318,10 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 
 	for (int i = 0; i < lengthof(values); i++)
 		values[i] = PG_GETARG_DATUM(i);
-	(void) run("INSERT INTO taskoutbox.queue (name, backend, visibility_timeout, max_receive_count, "
-			   "deduplication_window) VALUES ($1, $2, $3, $4, $5)",
-			   lengthof(values), types, values, NULL);
+	(void) outbox_execute(&plan,
+						  "INSERT INTO taskoutbox.queue (name, backend, visibility_timeout, max_receive_count, "
+						  "deduplication_window) VALUES ($1, $2, $3, $4, $5)",
+						  lengthof(values), types, values, NULL, true, NULL);
 	PG_RETURN_VOID();
 }
 
@@ -344,14 +332,17 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 static void
 change_queue(const char *name, const NullableDatum *settings, int paused)
 {
-	const QueueSettings *queue = queue_settings(name);
-	Oid			types[] = {TEXTOID, INTERVALOID, INT4OID, INTERVALOID, BOOLOID};
+	static SPIPlanPtr insert = NULL;
+	static SPIPlanPtr update = NULL;
+	static const Oid types[] = {TEXTOID, INTERVALOID, INT4OID, INTERVALOID, BOOLOID};
 	Datum		values[5] = {0};
 	char		nulls[5] = {' ', 'n', 'n', 'n', 'n'};
 
-	if (queue->is_built_in)
-		(void) run("INSERT INTO taskoutbox.queue (name) VALUES ('default') ON CONFLICT (name) DO NOTHING",
-				   0, NULL, NULL, NULL);
+	if (queue_settings(name)->is_built_in)
+		(void) outbox_execute(&insert,
+							  "INSERT INTO taskoutbox.queue (name) VALUES ('default') "
+							  "ON CONFLICT (name) DO NOTHING",
+							  0, NULL, NULL, NULL, true, NULL);
 
 	values[0] = CStringGetTextDatum(name);
 	for (int i = 0; settings && i < 3; i++)
@@ -364,11 +355,13 @@ change_queue(const char *name, const NullableDatum *settings, int paused)
 		values[4] = BoolGetDatum(paused);
 		nulls[4] = ' ';
 	}
-	(void) run("UPDATE taskoutbox.queue SET visibility_timeout = COALESCE($2, visibility_timeout), "
-			   "max_receive_count = COALESCE($3, max_receive_count), "
-			   "deduplication_window = COALESCE($4, deduplication_window), "
-			   "paused = COALESCE($5, paused) WHERE name OPERATOR(pg_catalog.=) $1",
-			   lengthof(values), types, values, nulls);
+	if (outbox_execute(&update,
+					   "UPDATE taskoutbox.queue SET visibility_timeout = COALESCE($2, visibility_timeout), "
+					   "max_receive_count = COALESCE($3, max_receive_count), "
+					   "deduplication_window = COALESCE($4, deduplication_window), "
+					   "paused = COALESCE($5, paused) WHERE name OPERATOR(pg_catalog.=) $1",
+					   lengthof(values), types, values, nulls, true, NULL) == 0)
+		unknown_queue(name);	/* dropped just now */
 }
 
 Datum
@@ -400,11 +393,17 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
 	bool		force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
-	const QueueSettings *queue = queue_settings(name);
-	Oid			types[] = {TEXTOID};
-	Datum		values[1];
+	static SPIPlanPtr plans[5] = {NULL};
+	static const Oid types[] = {TEXTOID};
+	static const char *const deletes[] = {
+		"DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1",
+		"DELETE FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1",
+		"DELETE FROM taskoutbox.deduplication WHERE queue OPERATOR(pg_catalog.=) $1",
+		"DELETE FROM taskoutbox.queue WHERE name OPERATOR(pg_catalog.=) $1"
+	};
+	Datum		values[] = {CStringGetTextDatum(name)};
 
-	if (queue->is_built_in)
+	if (queue_settings(name)->is_built_in)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("queue \"%s\" cannot be dropped", name),
@@ -412,19 +411,17 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 
 	/* Nobody enqueues meanwhile; those who did are waited for. */
 	LockRelationOid(outbox_relid(), ShareRowExclusiveLock);
-	values[0] = CStringGetTextDatum(name);
 	if (!force &&
-		run("SELECT FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1 "
-			"UNION ALL SELECT FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1 LIMIT 1",
-			1, types, values, NULL) > 0)
+		outbox_execute(&plans[4],
+					   "SELECT 1::bigint FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1 "
+					   "UNION ALL SELECT 1 FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1 LIMIT 1",
+					   1, types, values, NULL, true, NULL) > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_QUEUE_NOT_EMPTY),
 				 errmsg("queue \"%s\" is not empty", name),
 				 errdetail("It has tasks or dead letters."),
 				 errhint("Wait until they are done, or pass force => true to delete them with the queue.")));
-	(void) run("DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
-	(void) run("DELETE FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
-	(void) run("DELETE FROM taskoutbox.deduplication WHERE queue OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
-	(void) run("DELETE FROM taskoutbox.queue WHERE name OPERATOR(pg_catalog.=) $1", 1, types, values, NULL);
+	for (int i = 0; i < lengthof(deletes); i++)
+		(void) outbox_execute(&plans[i], deletes[i], 1, types, values, NULL, true, NULL);
 	PG_RETURN_VOID();
 }

@@ -635,7 +635,7 @@ may_sleep(bool waiting)
 	ended = db->ended.pushed - db->ended.popped;
 	if (waiting)
 		idle = committed == 0 && ended == 0 &&
-			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases;
+			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases && !db->check_rows;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
 	idle &= !db->check_extension && !db->settings_changed && db->questions == asked;

@@ -92,6 +92,7 @@ typedef struct DatabaseSlot
 	bool		check_extension;	/* it may have been dropped */
 	bool		settings_changed;	/* a queue's, and not read by the relay yet */
 	bool		check_leases;	/* something ended that named no id */
+	bool		check_rows;		/* rows were deleted that are not in flight */
 	IdRing		committed;		/* enqueued and committed */
 	IdRing		ended;			/* leases that ended */
 

@@ -52,6 +52,8 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 
+	if (cancelled)
+		lease_forget_at_end(outbox_relid(), id);
 	PG_RETURN_BOOL(cancelled);
 }
 
@@ -77,7 +79,7 @@ taskoutbox_redrive(PG_FUNCTION_ARGS)
 								   "deduplication_id, headers, last_error, redriven_from) "
 								   "SELECT queue, group_id, task_type, payload, deduplication_id, headers, last_error, "
 								   "COALESCE(redriven_from, id) FROM letter ORDER BY id",
-								   3, types, values, true, NULL));
+								   3, types, values, NULL, true, NULL));
 }
 
 Datum
@@ -95,8 +97,9 @@ taskoutbox_purge(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(1) && PG_GETARG_BOOL(1))
 		PG_RETURN_INT64(outbox_execute(&letters,
 									   "DELETE FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1",
-									   1, types, values, true, NULL));
+									   1, types, values, NULL, true, NULL));
+	lease_forget_at_end(outbox_relid(), 0);
 	PG_RETURN_INT64(outbox_execute(&tasks,
 								   "DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1",
-								   1, types, values, true, NULL));
+								   1, types, values, NULL, true, NULL));
 }
