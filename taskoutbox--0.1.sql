@@ -43,7 +43,7 @@ COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
 CREATE TABLE taskoutbox.task_outbox (
 	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
 	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-	deliver_at timestamp with time zone CHECK (pg_catalog.isfinite(deliver_at)),
+	deliver_at timestamp with time zone,
 	receive_count integer NOT NULL DEFAULT 0,
 	queue text NOT NULL DEFAULT 'default',
 	group_id text,

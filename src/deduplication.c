@@ -163,7 +163,9 @@ dedup_ExecutorRun(QueryDesc *queryDesc, ScanDirection direction, uint64 count CO
 		depth--;
 	}
 	PG_END_TRY();
-	leave_statement();
+	/* What writes has its AFTER triggers to come, in ExecutorFinish. */
+	if (queryDesc->operation == CMD_SELECT && !queryDesc->plannedstmt->hasModifyingCTE)
+		leave_statement();
 }
 
 /* AFTER triggers run here. */

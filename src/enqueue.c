@@ -58,6 +58,16 @@ warn_not_preloaded(void)
 			 errhint("Add taskoutbox to shared_preload_libraries in postgresql.conf, and restart the server.")));
 }
 
+static void
+check_deliver_at(TimestampTz deliver_at)
+{
+	if (TIMESTAMP_NOT_FINITE(deliver_at))
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_DELIVER_AT),
+				 errmsg("deliver_at must be finite"),
+				 errhint("Pass a time, or NULL to deliver as soon as possible.")));
+}
+
 /* When to deliver: DT_NOBEGIN for at once. */
 static TimestampTz
 deliver_at_argument(FunctionCallInfo fcinfo, TimestampTz now)
@@ -67,11 +77,7 @@ deliver_at_argument(FunctionCallInfo fcinfo, TimestampTz now)
 	if (PG_ARGISNULL(ARG_DELIVER_AT))
 		return DT_NOBEGIN;
 	deliver_at = PG_GETARG_TIMESTAMPTZ(ARG_DELIVER_AT);
-	if (TIMESTAMP_NOT_FINITE(deliver_at))
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_DELIVER_AT),
-				 errmsg("deliver_at must be finite"),
-				 errhint("Pass a time, or NULL to deliver as soon as possible.")));
+	check_deliver_at(deliver_at);
 	return deliver_at > now ? deliver_at : DT_NOBEGIN;
 }
 
@@ -193,6 +199,8 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 				   TEXT(OUTBOX_GROUP_ID), TEXT(OUTBOX_DEDUPLICATION_ID),
 				   nulls[OUTBOX_HEADERS - 1] ? NULL : DatumGetJsonbP(values[OUTBOX_HEADERS - 1]));
 #undef TEXT
+	if (!nulls[OUTBOX_DELIVER_AT - 1])
+		check_deliver_at(DatumGetTimestampTz(values[OUTBOX_DELIVER_AT - 1]));
 	warn_not_preloaded();
 	if (!nulls[OUTBOX_ID - 1])
 	{

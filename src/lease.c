@@ -142,7 +142,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 	 * before a queue was paused.
 	 */
 	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox ||
-		db->settings_changed)
+		db->settings_changes != db->settings_read)
 	{
 		queue->wanted = Max(queue->wanted, Min(max, LANE_OFFER_MAX));
 		LWLockRelease(shared->lease_lock);

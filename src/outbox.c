@@ -301,7 +301,7 @@ outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 
 		code = SPI_execute_snapshot(*plan, (Datum *) values, nulls, snapshot, InvalidSnapshot,
-									false, false, 0);
+									false, true, 0);
 		UnregisterSnapshot(snapshot);
 	}
 	else

@@ -246,7 +246,7 @@ queue_xact_callback(XactEvent event, void *arg)
 		if (db)
 		{
 			SpinLockAcquire(&db->mutex);
-			db->settings_changed = true;
+			db->settings_changes++;
 			SpinLockRelease(&db->mutex);
 			wake_relay(db);
 		}

@@ -575,13 +575,17 @@ relay_round(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz next;
+	uint64		settings_changes;
 
 	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	if (!lock_outbox() || take_flag(&db->check_extension))
 		leave_without_extension();
-	if (take_flag(&db->settings_changed))
+	SpinLockAcquire(&db->mutex);
+	settings_changes = db->settings_changes;
+	SpinLockRelease(&db->mutex);
+	if (settings_changes != db->settings_read)
 		queue_read_again();
 	if (settings_generation != queue_generation())
 		set_queues();
@@ -591,6 +595,11 @@ relay_round(void)
 		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
 	CommitTransactionCommand();
 	embedded_backend.committed(db);
+
+	/* Offers of paused queues are withdrawn: receives may take offers again. */
+	SpinLockAcquire(&db->mutex);
+	db->settings_read = settings_changes;
+	SpinLockRelease(&db->mutex);
 
 	MemoryContextSwitchTo(round_context);
 	serve();
@@ -638,7 +647,8 @@ may_sleep(bool waiting)
 			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases && !db->check_rows;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
-	idle &= !db->check_extension && !db->settings_changed && db->questions == asked;
+	idle &= !db->check_extension && db->settings_changes == db->settings_read &&
+		db->questions == asked;
 	SpinLockRelease(&db->mutex);
 
 	return idle && ncarried == 0 && asked_before && !ConfigReloadPending;
