@@ -204,6 +204,7 @@ is($m->{id}, $first, 'C15: received');
 $consumer->do('BEGIN');
 delete_it($m);
 $consumer->do("PREPARE TRANSACTION 'd'");
+is(state_of($s2, 'SELECT taskoutbox.delete($1)', $m->{receipt_handle}), 'TO013', 'C15: deleted in a prepared transaction: its handle is refused, without waiting');
 is(ids(receive($consumer, max => 10, wait => '2 s')), '', 'C15: deleted in a prepared transaction: stays in flight past its timeout');
 $s2->do("ROLLBACK PREPARED 'd'");
 ($m) = receive($consumer, vt => '1 min', wait => '10 s');
