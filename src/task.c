@@ -39,9 +39,22 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	check_not_null("id", fcinfo, 0);
 	id = PG_GETARG_INT64(0);
 
-	/* An error inside is the caller's, and ends the subtransaction with theirs. */
+	/* So that it can take back what the same statement enqueued. */
+	CommandCounterIncrement();
+
 	BeginInternalSubTransaction(NULL);
-	cancelled = outbox_delete(id) == OUTBOX_HERE;
+	PG_TRY();
+	{
+		cancelled = outbox_delete(id) == OUTBOX_HERE;
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		RollbackAndReleaseCurrentSubTransaction();
+		CurrentResourceOwner = owner;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 	if (cancelled && shared && lease_exists(outbox_relid(), id))
 	{
 		RollbackAndReleaseCurrentSubTransaction();
