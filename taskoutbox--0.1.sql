@@ -36,7 +36,7 @@ CREATE TABLE taskoutbox.queue (
 COMMENT ON TABLE taskoutbox.queue IS
 'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
 
-CREATE SEQUENCE taskoutbox.task_outbox_id_seq AS bigint CACHE 1;
+CREATE SEQUENCE taskoutbox.task_outbox_id_seq AS bigint MAXVALUE 4611686018427387903 CACHE 1;
 COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
 'Ids of tasks. CACHE must stay 1: the order of a message group is the order in which ids are drawn.';
 
@@ -62,7 +62,7 @@ COMMENT ON COLUMN taskoutbox.task_outbox.receive_count IS
 'How often the message was given out and came back. Written when it comes back, not when it is given out.';
 
 CREATE TABLE taskoutbox.dead_letter (
-	id bigint NOT NULL PRIMARY KEY,
+	id bigint NOT NULL,
 	enqueued_at timestamp with time zone NOT NULL,
 	died_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
 	receive_count integer NOT NULL,
@@ -74,7 +74,9 @@ CREATE TABLE taskoutbox.dead_letter (
 	headers jsonb,
 	reason text NOT NULL,
 	last_error text,
-	redriven_from bigint
+	redriven_from bigint,
+	-- An id can come again, after TRUNCATE ... RESTART IDENTITY.
+	PRIMARY KEY (id, died_at)
 );
 COMMENT ON TABLE taskoutbox.dead_letter IS
 'Messages that were given up, with the reason: given out max_receive_count times and never deleted.';
@@ -134,16 +136,26 @@ COMMENT ON TYPE taskoutbox.message IS
 CREATE FUNCTION taskoutbox.task_outbox_check() RETURNS trigger
 LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_task_outbox_check';
 COMMENT ON FUNCTION taskoutbox.task_outbox_check() IS
-'Trigger: checks a row that was not written by enqueue, and tells the relay of it.';
+'Trigger: checks a row that was not written by enqueue, or moved, and tells the relay of it.';
 
-CREATE TRIGGER task_outbox_check BEFORE INSERT ON taskoutbox.task_outbox
+CREATE TRIGGER task_outbox_check
+BEFORE INSERT OR UPDATE OF id, queue, group_id, deliver_at ON taskoutbox.task_outbox
 FOR EACH ROW EXECUTE FUNCTION taskoutbox.task_outbox_check();
 ALTER TABLE taskoutbox.task_outbox ENABLE ALWAYS TRIGGER task_outbox_check;
+
+CREATE FUNCTION taskoutbox.task_outbox_truncated() RETURNS trigger
+LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_task_outbox_truncated';
+COMMENT ON FUNCTION taskoutbox.task_outbox_truncated() IS
+'Trigger: ends all that is in flight, and makes the relay start anew, when the table is truncated.';
+
+CREATE TRIGGER task_outbox_truncated AFTER TRUNCATE ON taskoutbox.task_outbox
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.task_outbox_truncated();
+ALTER TABLE taskoutbox.task_outbox ENABLE ALWAYS TRIGGER task_outbox_truncated;
 
 CREATE FUNCTION taskoutbox.queue_changed() RETURNS trigger
 LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_queue_changed';
 COMMENT ON FUNCTION taskoutbox.queue_changed() IS
-'Trigger: makes every session and the relay read the queues'' settings again.';
+'Trigger: makes every session and the relay read the queues'' settings again, and refuses more queues than taskoutbox.max_queues.';
 
 CREATE TRIGGER queue_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.queue
 FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.queue_changed();
@@ -247,7 +259,7 @@ COMMENT ON FUNCTION taskoutbox.drop_queue(text, boolean) IS
 CREATE FUNCTION taskoutbox.cancel(id bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_cancel';
 COMMENT ON FUNCTION taskoutbox.cancel(bigint) IS
-'Takes a task out of the outbox, in the caller''s transaction. False: it is in flight, done, dead, or was never there. Error: TO001.';
+'Takes a task out of the outbox, in the caller''s transaction. False: it is in flight, done, dead, or was never there, or another transaction is changing or deleting it. Error: TO001.';
 
 CREATE FUNCTION taskoutbox.redrive(queue text, id bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_redrive';
@@ -336,14 +348,8 @@ COMMENT ON VIEW taskoutbox.blocked_groups IS
 
 
 -- Functions and types are open to PUBLIC by default, tables and views are not.
+-- Row types of tables are left alone (nobody can name them without USAGE on the
+-- schema): pg_dump cannot handle privileges on them, and warns.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.in_flight FROM PUBLIC;
-REVOKE ALL ON TYPE taskoutbox.blocked_groups FROM PUBLIC;

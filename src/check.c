@@ -212,7 +212,6 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 		check_deduplication_id("deduplication_id", deduplication_id);
 
 	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
-	check_characters("payload", body);
 	bytes = strlen(body) + OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
 	if (bytes > taskoutbox_max_message_bytes)
 		ereport(ERROR,
@@ -221,4 +220,5 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 				 errdetail("Payload and attributes have " INT64_FORMAT " bytes; the limit is %d (taskoutbox.max_message_bytes).",
 						   bytes, taskoutbox_max_message_bytes),
 				 errhint("Keep large data elsewhere, for example in object storage, and send its key.")));
+	check_characters("payload", body);
 }

@@ -40,6 +40,9 @@
 
 #define LAST_ERROR_BYTES 1024
 
+/* How often to try while too many messages are in flight. */
+#define FULL_RETRY (1 * USECS_PER_SEC)
+
 /* Columns of the type message. */
 #define MESSAGE_COLUMNS 11
 
@@ -154,6 +157,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 	TimestampTz deadline;
 	bool		is_last_try = false;
 	bool		full = false;
+	bool		is_warned = false;
 	Taken	   *taken = palloc(sizeof(Taken));
 
 	require_preload("receive");
@@ -207,12 +211,21 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 		}
 		if (full)
 		{
-			ereport(WARNING,
-					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					 errmsg("too many messages are in flight"),
-					 errdetail("All %d leases of this server are in use.", taskoutbox_max_in_flight),
-					 errhint("Delete messages sooner, use shorter visibility timeouts, or raise taskoutbox.max_in_flight (it takes effect at a server restart).")));
-			break;
+			TimestampTz now = GetCurrentTimestamp();
+
+			if (!is_warned)
+				ereport(WARNING,
+						(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+						 errmsg("too many messages are in flight"),
+						 errdetail("All %d leases of this server are in use.", taskoutbox_max_in_flight),
+						 errhint("Delete messages sooner, use shorter visibility timeouts, or raise taskoutbox.max_in_flight (it takes effect at a server restart).")));
+			is_warned = true;
+			if (wait == 0 || now >= deadline)
+				break;
+			/* No answer to that, but the time to try again. */
+			(void) ask_relay(NULL, 0, true, Min(deadline, now + FULL_RETRY));
+			full = false;
+			continue;
 		}
 		if (is_last_try)
 			break;

@@ -98,7 +98,7 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
 		{
 			OutboxRow	row = outbox_row(reader);
 
-			lanes_accept(&row, true);
+			lanes_accept(&row, ROW_OUT);
 		}
 		else
 			lease_drop(db, ids[i]);
@@ -206,6 +206,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 	{
 		Message    *message = dlist_container(Message, in_lane, iter.cur);
 		OutboxRow	row;
+		int			receive_count;
 		bool		is_last;
 
 		if (nout-- <= 0)
@@ -217,11 +218,12 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 			continue;
 		}
 		row = outbox_row(dirty);
-		is_last = row.receive_count + 1 >= queue->settings.max_receive_count;
+		receive_count = Min(row.receive_count, RECEIVE_COUNT_MAX) + 1;
+		is_last = receive_count >= queue->settings.max_receive_count;
 
 		if (lease_check(db, message->id, now) != LEASE_NONE)
 		{
-			if (!count_or_bury(message->id, row.receive_count + 1, is_last))
+			if (!count_or_bury(message->id, receive_count, is_last))
 			{
 				still_out++;
 				lane->is_busy = true;
@@ -243,7 +245,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		{
 			lanes_remove(message);
 			lane->nout--;
-			lanes_accept(&row, false);
+			lanes_accept(&row, ROW_NAMED);
 		}
 	}
 

@@ -23,12 +23,17 @@
 #include "announce.h"
 #include "check.h"
 #include "deduplication.h"
+#include "lease.h"
 #include "outbox.h"
 #include "queue.h"
 #include "shared.h"
 
 PG_FUNCTION_INFO_V1(taskoutbox_enqueue);
 PG_FUNCTION_INFO_V1(taskoutbox_task_outbox_check);
+PG_FUNCTION_INFO_V1(taskoutbox_task_outbox_truncated);
+
+/* Also the MAXVALUE of the sequence: no arithmetic with ids can overflow. */
+#define TASK_ID_MAX (PG_INT64_MAX / 2)
 
 /* Arguments of enqueue. */
 enum
@@ -128,10 +133,11 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 			   optional_text(fcinfo, ARG_GROUP_ID), deduplication_id,
 			   PG_ARGISNULL(ARG_HEADERS) ? NULL : PG_GETARG_JSONB_P(ARG_HEADERS));
 	deliver_at = deliver_at_argument(fcinfo, now);
-	window = window_argument(fcinfo, queue_settings(queue));
 	warn_not_preloaded();
 
+	/* With the lock that comes with the id, the queue cannot be dropped. */
 	id = outbox_draw_id();
+	window = window_argument(fcinfo, queue_settings(queue));
 	if (deduplication_id)
 	{
 		deduplication_id = deduplication_scoped(deduplication_id);
@@ -173,6 +179,26 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(result_desc, result, result_nulls)));
 }
 
+/* Nobody else's tables have the columns that these triggers read. */
+static void
+require_own_trigger(FunctionCallInfo fcinfo)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		RelationGetRelid(((TriggerData *) fcinfo->context)->tg_relation) != outbox_relid())
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function must be called as a trigger of %s.task_outbox", TASKOUTBOX_SCHEMA)));
+}
+
+Datum
+taskoutbox_task_outbox_truncated(PG_FUNCTION_ARGS)
+{
+	require_own_trigger(fcinfo);
+	if (shared)
+		lease_end_all_at_commit(outbox_relid());
+	PG_RETURN_POINTER(NULL);
+}
+
 Datum
 taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 {
@@ -182,10 +208,10 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 	Datum	   *values;
 	bool	   *nulls;
 
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
-		!TRIGGER_FIRED_BY_INSERT(trigger->tg_event) || !TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
-		elog(ERROR, "task_outbox_check: must be a BEFORE INSERT row trigger");
-	tuple = trigger->tg_trigtuple;
+	require_own_trigger(fcinfo);
+	if (!TRIGGER_FIRED_BEFORE(trigger->tg_event) || !TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
+		elog(ERROR, "task_outbox_check: must be a BEFORE row trigger");
+	tuple = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ? trigger->tg_newtuple : trigger->tg_trigtuple;
 	desc = RelationGetDescr(trigger->tg_relation);
 
 	values = palloc(desc->natts * sizeof(Datum));
@@ -201,16 +227,23 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 #undef TEXT
 	if (!nulls[OUTBOX_DELIVER_AT - 1])
 		check_deliver_at(DatumGetTimestampTz(values[OUTBOX_DELIVER_AT - 1]));
+	if (!nulls[OUTBOX_RECEIVE_COUNT - 1] &&
+		(DatumGetInt32(values[OUTBOX_RECEIVE_COUNT - 1]) < 0 ||
+		 DatumGetInt32(values[OUTBOX_RECEIVE_COUNT - 1]) > RECEIVE_COUNT_MAX))
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("receive_count is out of range"),
+				 errdetail("It must be between 0 and %d.", RECEIVE_COUNT_MAX)));
 	warn_not_preloaded();
 	if (!nulls[OUTBOX_ID - 1])
 	{
 		int64		id = DatumGetInt64(values[OUTBOX_ID - 1]);
 
-		if (id < 1)
+		if (id < 1 || id > TASK_ID_MAX)
 			ereport(ERROR,
 					(errcode(ERRCODE_TASKOUTBOX_RANGE),
 					 errmsg("id is out of range"),
-					 errdetail("It must be greater than 0.")));
+					 errdetail("It must be between 1 and " INT64_FORMAT ".", TASK_ID_MAX)));
 		announce_direct_id(id);
 	}
 	return PointerGetDatum(tuple);

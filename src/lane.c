@@ -342,14 +342,16 @@ lane_put(Lane *lane, Message *message, bool is_out)
 }
 
 void
-lanes_accept(const OutboxRow *row, bool is_out)
+lanes_accept(const OutboxRow *row, RowSource source)
 {
 	Queue	   *queue;
 	Lane	   *lane;
 	Message    *message;
 	bool		found;
+	bool		is_out = source == ROW_OUT;
 	bool		is_attempted = is_out || row->receive_count > 0;
-	bool		is_new = row->id > highest_before_scan;
+	bool		is_again = source == ROW_READ && row->id <= highest_before_scan;
+	bool		is_new = source == ROW_NAMED || (source == ROW_READ && !is_again);
 	bool		was_out;
 
 	highest_id = Max(highest_id, row->id);
@@ -385,7 +387,7 @@ lanes_accept(const OutboxRow *row, bool is_out)
 			return;
 		}
 	}
-	if (!is_new && queue->nleft > 0)
+	if (is_again && queue->nleft > 0)
 		queue->nleft--;
 
 	if (is_out && row->group == 0)

@@ -83,11 +83,20 @@ extern bool lanes_set_queues(DatabaseSlot *db);
 extern Queue *lanes_queue(uint64 key);
 extern Message *lanes_find(int64 id);
 
+/* Where a row comes from: what is left behind is counted once. */
+typedef enum RowSource
+{
+	ROW_ANNOUNCED,				/* will be named again */
+	ROW_NAMED,
+	ROW_READ,					/* from the table, perhaps again */
+	ROW_OUT						/* in somebody's hands already */
+} RowSource;
+
 /*
  * A row that is visible. Rows that became visible since the last round must be
- * passed in the order of ids. With is_out it is in somebody's hands already.
+ * passed in the order of ids.
  */
-extern void lanes_accept(const OutboxRow *row, bool is_out);
+extern void lanes_accept(const OutboxRow *row, RowSource source);
 
 /*
  * Let queues and lanes that have room again forget what they left behind, and

@@ -359,6 +359,7 @@ slot_assign(DatabaseSlot *db, Oid dboid)
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	memset(db->queues, 0, taskoutbox_max_queues * sizeof(QueueSlot));
 	db->next_expiry = DT_NOEND;
+	db->outbox = InvalidOid;
 	LWLockRelease(shared->lease_lock);
 
 	SpinLockAcquire(&db->mutex);
@@ -366,6 +367,7 @@ slot_assign(DatabaseSlot *db, Oid dboid)
 	db->restarts = -1;			/* the first start is none */
 	db->probe_again = false;
 	db->check_extension = false;
+	db->start_anew = false;
 	db->committed.popped = db->committed.pushed;
 	db->ended.popped = db->ended.pushed;
 	db->state = RELAY_STOPPED;
@@ -449,6 +451,7 @@ start_relays(void)
 		}
 		SpinLockAcquire(&db->mutex);
 		db->state = RELAY_STARTING;
+		db->no_worker = false;
 		db->since = now;
 		db->restarts++;
 		SpinLockRelease(&db->mutex);
@@ -458,6 +461,7 @@ start_relays(void)
 		{
 			SpinLockAcquire(&db->mutex);
 			db->state = RELAY_STOPPED;
+			db->no_worker = true;
 			db->restart_at = now + NO_WORKER_RETRY;
 			db->restarts--;
 			SpinLockRelease(&db->mutex);

@@ -23,10 +23,18 @@
 #include "utils/timestamp.h"
 
 /* What this transaction does to leases, to be finished when it ends. */
+typedef enum PendingKind
+{
+	PENDING_DELETE,				/* marked; ended at commit */
+	PENDING_LOOK,				/* tell the relay to look at the message */
+	PENDING_FORGET,				/* tell it to look at all that wait */
+	PENDING_END_ALL				/* at commit, end all of the table */
+} PendingKind;
+
 typedef struct PendingLease
 {
 	LeaseKey	key;
-	bool		deleting;		/* else: only tell the relay to look */
+	PendingKind kind;
 	SubTransactionId subxid;
 } PendingLease;
 
@@ -48,6 +56,32 @@ lease_remove(LeaseKey key)
 	hash_search(lease_hash, &key, HASH_REMOVE, &found);
 	if (found)
 		shared->nleases--;
+}
+
+/* All leases of a table; InvalidOid: of tables and databases that are no more. */
+static void
+remove_leases(Oid dboid, Oid outbox)
+{
+	HASH_SEQ_STATUS seq;
+	Lease	   *lease;
+
+	hash_seq_init(&seq, lease_hash);
+	while ((lease = hash_seq_search(&seq)) != NULL)
+	{
+		DatabaseSlot *db;
+		bool		is_orphan;
+
+		if (OidIsValid(outbox))
+		{
+			if (lease->key.dboid == dboid && lease->key.outbox == outbox)
+				lease_remove(lease->key);
+			continue;
+		}
+		db = database_slot(lease->key.dboid);
+		is_orphan = db == NULL || (OidIsValid(db->outbox) && db->outbox != lease->key.outbox);
+		if (is_orphan)
+			lease_remove(lease->key);
+	}
 }
 
 static LeaseKey
@@ -155,6 +189,9 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		LeaseKey	lkey = own_key(outbox, Abs(id));
 		Lease	   *lease;
 
+		/* Nobody else looks after leases of what was dropped. */
+		if (shared->nleases >= taskoutbox_max_in_flight)
+			remove_leases(InvalidOid, InvalidOid);
 		if (shared->nleases >= taskoutbox_max_in_flight)
 		{
 			*full = true;
@@ -188,6 +225,14 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 
 	LWLockRelease(shared->lease_lock);
 
+	/* Rows that were deleted by their owner may hold leases for long. */
+	if (*full)
+	{
+		SpinLockAcquire(&db->mutex);
+		db->check_leases = true;
+		SpinLockRelease(&db->mutex);
+		wake = true;
+	}
 	if (wake)
 		wake_relay(db);
 	return n;
@@ -237,10 +282,10 @@ pending_reserve(void)
 }
 
 static void
-pending_add(Oid outbox, int64 id, bool deleting)
+pending_add(Oid outbox, int64 id, PendingKind kind)
 {
 	pending[npending].key = own_key(outbox, id);
-	pending[npending].deleting = deleting;
+	pending[npending].kind = kind;
 	pending[npending].subxid = GetCurrentSubTransactionId();
 	npending++;
 }
@@ -260,7 +305,7 @@ lease_mark_deleting(Oid outbox, const Receipt *receipt)
 	LWLockRelease(shared->lease_lock);
 
 	if (result == LEASE_OK)
-		pending_add(outbox, receipt->id, true);
+		pending_add(outbox, receipt->id, PENDING_DELETE);
 	return result;
 }
 
@@ -303,7 +348,7 @@ lease_touch(Oid outbox, const Receipt *receipt)
 	LWLockRelease(shared->lease_lock);
 
 	if (result == LEASE_OK)
-		pending_add(outbox, receipt->id, false);
+		pending_add(outbox, receipt->id, PENDING_LOOK);
 	return result;
 }
 
@@ -313,7 +358,14 @@ lease_forget_at_end(Oid outbox, int64 id)
 	if (shared == NULL)
 		return;
 	pending_reserve();
-	pending_add(outbox, id, false);
+	pending_add(outbox, id, id == 0 ? PENDING_FORGET : PENDING_LOOK);
+}
+
+void
+lease_end_all_at_commit(Oid outbox)
+{
+	pending_reserve();
+	pending_add(outbox, 0, PENDING_END_ALL);
 }
 
 bool
@@ -346,7 +398,9 @@ pending_finish(int from, bool committed)
 	{
 		Lease	   *lease;
 
-		if (!pending[i].deleting)
+		if (pending[i].kind == PENDING_END_ALL && committed)
+			remove_leases(MyDatabaseId, pending[i].key.outbox);
+		if (pending[i].kind != PENDING_DELETE)
 			continue;
 		lease = lease_find(pending[i].key);
 		if (lease == NULL || lease->deleter != MyProcPid)
@@ -368,11 +422,16 @@ pending_finish(int from, bool committed)
 	{
 		IdRun		run = {pending[i].key.id, pending[i].key.id};
 
-		if (run.first == 0 && db)
+		if (run.first == 0)
 		{
-			SpinLockAcquire(&db->mutex);
-			db->check_rows = true;
-			SpinLockRelease(&db->mutex);
+			if (db)
+			{
+				SpinLockAcquire(&db->mutex);
+				db->check_rows |= pending[i].kind == PENDING_FORGET;
+				db->start_anew |= pending[i].kind == PENDING_END_ALL && committed;
+				SpinLockRelease(&db->mutex);
+				wake_relay(db);
+			}
 			continue;
 		}
 		/* Neighbours, as a batch of one group is, make one entry. */

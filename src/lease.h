@@ -91,6 +91,9 @@ extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
  */
 extern void lease_forget_at_end(Oid outbox, int64 id);
 
+/* The table is truncated: no lease outlives that, and the relay starts anew. */
+extern void lease_end_all_at_commit(Oid outbox);
+
 /* Whether a message is in somebody's hands, or was until the relay looks next. */
 extern bool lease_exists(Oid outbox, int64 id);
 

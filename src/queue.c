@@ -214,6 +214,17 @@ queue_generation(void)
 	return generation;
 }
 
+static void
+too_many_queues(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES),
+			 errmsg("this database has too many queues"),
+			 errdetail("It would have %d; the limit is %d (taskoutbox.max_queues).",
+					   ncached, taskoutbox_max_queues),
+			 errhint("Raise taskoutbox.max_queues (it takes effect at a server restart), or tell kinds of work apart by task_type or group_id.")));
+}
+
 void
 queue_read_again(void)
 {
@@ -233,6 +244,12 @@ taskoutbox_queue_changed(PG_FUNCTION_ARGS)
 		elog(ERROR, "queue_changed: not called by trigger manager");
 	CacheInvalidateRelcache(trigger->tg_relation);
 	has_changed = true;
+
+	/* However it came there: the relay has room for so many. */
+	CommandCounterIncrement();
+	load();
+	if (ncached > taskoutbox_max_queues)
+		too_many_queues();
 	PG_RETURN_POINTER(NULL);
 }
 
@@ -288,6 +305,7 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 	static const Oid types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID, INTERVALOID};
 	Datum		values[5];
 
+	PreventCommandIfReadOnly("taskoutbox.create_queue()");
 	check_not_null("visibility_timeout", fcinfo, 2);
 	check_not_null("max_receive_count", fcinfo, 3);
 	check_not_null("deduplication_window", fcinfo, 4);
@@ -309,13 +327,6 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 					(errcode(ERRCODE_TASKOUTBOX_QUEUE_EXISTS),
 					 errmsg("queue \"%s\" exists already", name)));
 	}
-	if (ncached >= taskoutbox_max_queues && strcmp(name, TASKOUTBOX_DEFAULT_QUEUE) != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES),
-				 errmsg("cannot create queue \"%s\": this database has %d queues already",
-						name, ncached),
-				 errhint("Raise taskoutbox.max_queues (it takes effect at a server restart), or tell kinds of work apart by task_type or group_id.")));
-
 	for (int i = 0; i < lengthof(values); i++)
 		values[i] = PG_GETARG_DATUM(i);
 	(void) outbox_execute(&plan,
@@ -369,6 +380,7 @@ taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
 
+	PreventCommandIfReadOnly("taskoutbox.alter_queue()");
 	check_settings(fcinfo, 1);
 	change_queue(name, &fcinfo->args[1], -1);
 	PG_RETURN_VOID();
@@ -377,6 +389,7 @@ taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 Datum
 taskoutbox_pause_queue(PG_FUNCTION_ARGS)
 {
+	PreventCommandIfReadOnly("taskoutbox.pause_queue()");
 	change_queue(check_name("name", fcinfo, 0), NULL, true);
 	PG_RETURN_VOID();
 }
@@ -384,6 +397,7 @@ taskoutbox_pause_queue(PG_FUNCTION_ARGS)
 Datum
 taskoutbox_resume_queue(PG_FUNCTION_ARGS)
 {
+	PreventCommandIfReadOnly("taskoutbox.resume_queue()");
 	change_queue(check_name("name", fcinfo, 0), NULL, false);
 	PG_RETURN_VOID();
 }
@@ -403,6 +417,7 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 	};
 	Datum		values[] = {CStringGetTextDatum(name)};
 
+	PreventCommandIfReadOnly("taskoutbox.drop_queue()");
 	if (queue_settings(name)->is_built_in)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
@@ -411,6 +426,7 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 
 	/* Nobody enqueues meanwhile; those who did are waited for. */
 	LockRelationOid(outbox_relid(), ShareRowExclusiveLock);
+	(void) queue_settings(name);	/* not dropped while we waited? */
 	if (!force &&
 		outbox_execute(&plans[4],
 					   "SELECT 1::bigint FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1 "

@@ -248,7 +248,8 @@ answer(bool *renew)
 typedef struct NamedId
 {
 	int64		id;
-	bool		is_popped;		/* it will not be named again */
+	bool		is_popped;		/* just now: may be visible only in the next round */
+	bool		is_final;		/* it will not be named again */
 } NamedId;
 
 typedef struct IdList
@@ -268,7 +269,7 @@ compare_ids(const void *a, const void *b)
 }
 
 static void
-add_id(IdList *list, int64 id, bool is_popped)
+add_id(IdList *list, int64 id, bool is_popped, bool is_final)
 {
 	if (list->n == list->size)
 	{
@@ -278,6 +279,7 @@ add_id(IdList *list, int64 id, bool is_popped)
 	}
 	list->ids[list->n].id = id;
 	list->ids[list->n].is_popped = is_popped;
+	list->ids[list->n].is_final = is_final;
 	list->n++;
 }
 
@@ -291,7 +293,7 @@ add_runs(IdList *list, const IdRun *runs, int nruns, bool is_popped, int64 *from
 			*from = Min(*from, runs[i].first);
 		else
 			for (int64 id = runs[i].first; id <= runs[i].last; id++)
-				add_id(list, id, is_popped);
+				add_id(list, id, is_popped, is_popped);
 	}
 }
 
@@ -336,7 +338,7 @@ pop_committed(IdList *list, int64 *from)
 	add_runs(list, runs, n, true, from);
 
 	for (int i = 0; i < ncarried; i++)
-		add_id(list, carried[i], false);
+		add_id(list, carried[i], false, true);
 	ncarried = 0;
 }
 
@@ -354,7 +356,7 @@ carry(int64 id)
 }
 
 static int64
-take_in_row(OutboxReader *reader)
+take_in_row(OutboxReader *reader, RowSource source)
 {
 	OutboxRow	row = outbox_row(reader);
 	XLogRecPtr	commit_at = TransactionIdGetCommitLSN(row.xmin);
@@ -362,7 +364,7 @@ take_in_row(OutboxReader *reader)
 	/* Zero for what is on disk for sure. */
 	flush_to = Max(flush_to, commit_at);
 	if (row.deliver_at <= due_up_to)
-		lanes_accept(&row, false);
+		lanes_accept(&row, source);
 	else
 		next_due = Min(next_due, row.deliver_at);
 	return row.id;
@@ -380,7 +382,7 @@ take_in_due(Snapshot snapshot, TimestampTz now)
 	outbox_scan_due(reader, due_up_to, now);
 	due_up_to = now;
 	while (outbox_next(reader))
-		(void) take_in_row(reader);
+		(void) take_in_row(reader, ROW_NAMED);
 	next_due = outbox_next_due(reader, now);
 	outbox_end(reader);
 }
@@ -396,9 +398,13 @@ read_named(OutboxReader *reader, const IdList *list, int64 from, int64 to, bool 
 	{
 		int64		id = list->ids[i].id;
 		bool		is_popped = list->ids[i].is_popped;
+		bool		is_final = list->ids[i].is_final;
 
 		while (i + 1 < list->n && list->ids[i + 1].id == id)
+		{
 			is_popped |= list->ids[++i].is_popped;
+			is_final |= list->ids[i].is_final;
+		}
 
 		if (id < from || id > to || lanes_find(id))
 			continue;
@@ -408,7 +414,7 @@ read_named(OutboxReader *reader, const IdList *list, int64 from, int64 to, bool 
 				carry(id);
 		}
 		else if (!is_read)
-			(void) take_in_row(reader);
+			(void) take_in_row(reader, is_final ? ROW_NAMED : ROW_ANNOUNCED);
 	}
 }
 
@@ -426,7 +432,7 @@ read_table(OutboxReader *reader, int64 from, bool to_end)
 	outbox_scan_from(reader, from);
 	while (outbox_next(reader))
 	{
-		int64		id = take_in_row(reader);
+		int64		id = take_in_row(reader, ROW_READ);
 
 		if (!to_end && !lanes_wants_more())
 		{
@@ -531,16 +537,31 @@ set_queues(void)
 	settings_generation = queue_generation();
 }
 
+static bool
+take_flag(bool *flag)
+{
+	bool		was_set;
+
+	SpinLockAcquire(&db->mutex);
+	was_set = *flag;
+	*flag = false;
+	SpinLockRelease(&db->mutex);
+
+	return was_set;
+}
+
 /*
  * Does not come back when the extension is not there, or not the one that we
- * started with: then another relay is to start with an empty memory.
+ * started with, or its table was truncated: then another relay is to start with an empty memory.
  */
 static void
 leave_without_extension(void)
 {
+	bool		must_start_anew = take_flag(&db->start_anew);
+
 	if (!OidIsValid(get_extension_oid("taskoutbox", true)))
 		relay_slot_free(db);
-	else if (!is_started || outbox_relid() == db->outbox)
+	else if (!is_started || (outbox_relid() == db->outbox && !must_start_anew))
 		return;
 	CommitTransactionCommand();
 	proc_exit(0);
@@ -556,19 +577,6 @@ lock_outbox(void)
 	return SearchSysCacheExists1(RELOID, ObjectIdGetDatum(db->outbox));
 }
 
-static bool
-take_flag(bool *flag)
-{
-	bool		was_set;
-
-	SpinLockAcquire(&db->mutex);
-	was_set = *flag;
-	*flag = false;
-	SpinLockRelease(&db->mutex);
-
-	return was_set;
-}
-
 /* One round; returns when a next one is due without any news. */
 static TimestampTz
 relay_round(void)
@@ -580,7 +588,7 @@ relay_round(void)
 	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
-	if (!lock_outbox() || take_flag(&db->check_extension))
+	if (!lock_outbox() || take_flag(&db->check_extension) || db->start_anew)
 		leave_without_extension();
 	SpinLockAcquire(&db->mutex);
 	settings_changes = db->settings_changes;
@@ -647,7 +655,7 @@ may_sleep(bool waiting)
 			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases && !db->check_rows;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
-	idle &= !db->check_extension && db->settings_changes == db->settings_read &&
+	idle &= !db->check_extension && !db->start_anew && db->settings_changes == db->settings_read &&
 		db->questions == asked;
 	SpinLockRelease(&db->mutex);
 

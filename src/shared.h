@@ -90,6 +90,8 @@ typedef struct DatabaseSlot
 	bool		wants_wake;		/* the relay wants to know of each commit */
 	uint64		questions;		/* how many were asked so far */
 	bool		check_extension;	/* it may have been dropped */
+	bool		start_anew;		/* the table was truncated */
+	bool		no_worker;		/* RELAY_STOPPED: for want of a worker slot */
 	uint64		settings_changes;	/* of queues, counted at commit */
 	uint64		settings_read;	/* how many of them the relay follows */
 	bool		check_leases;	/* something ended that named no id */

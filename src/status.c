@@ -84,8 +84,10 @@ taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
 				break;
 			case RELAY_STOPPED:
 				state = "stopped";
-				hint = psprintf("The launcher starts it again at %s; the server's log says why it ended.",
-								timestamptz_to_str(db.restart_at));
+				hint = db.no_worker ?
+					"There is no free background worker slot: raise max_worker_processes, and restart the server." :
+					psprintf("The launcher starts it again at %s; the server's log says why it ended.",
+							 timestamptz_to_str(db.restart_at));
 				break;
 			default:
 				continue;
@@ -100,8 +102,9 @@ taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
 	else if (!has_own)
 		put_relay(rsinfo, MyDatabaseId, "none", NULL,
 				  RecoveryInProgress() ? "The server is a standby." :
-				  shared->launcher_pid == 0 ? "The launcher is not running; see the server's log." :
-				  "All database slots may be in use; see the server's log and taskoutbox.max_databases.");
+				  shared->launcher_pid == 0 ?
+				  "The launcher is not running: see the server's log, and max_worker_processes." :
+				  "All database slots may be in use: see the server's log, and taskoutbox.max_databases.");
 	return (Datum) 0;
 }
 

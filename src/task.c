@@ -13,6 +13,7 @@
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/resowner.h"
 
@@ -82,6 +83,8 @@ taskoutbox_redrive(PG_FUNCTION_ARGS)
 	};
 
 	PreventCommandIfReadOnly("taskoutbox.redrive()");
+	/* With the lock, the queue cannot be dropped. */
+	LockRelationOid(outbox_relid(), RowExclusiveLock);
 	(void) queue_settings(queue);
 
 	/* Sorted before the ids are drawn. */

@@ -70,7 +70,6 @@ define_settings(void)
 		define_size("taskoutbox.announce_size",
 					"Runs of ids that one transaction can announce before it commits.",
 					&taskoutbox_announce_size, 8, 1, 1024, GUC_NOT_IN_SAMPLE);
-		MarkGUCPrefixReserved("taskoutbox");
 	}
 	DefineCustomIntVariable("taskoutbox.max_message_bytes",
 							"Largest message: payload and attributes, in bytes of UTF-8.",
@@ -81,6 +80,10 @@ define_settings(void)
 							   "Put before every deduplication id, for tests that call one producer repeatedly.",
 							   NULL, &taskoutbox_deduplication_scope,
 							   "", PGC_USERSET, 0, check_id_setting, NULL, NULL);
+
+	/* Last: it throws away what is in the file and not defined. */
+	if (process_shared_preload_libraries_in_progress)
+		MarkGUCPrefixReserved("taskoutbox");
 }
 
 void
