@@ -10,6 +10,9 @@ DATA = taskoutbox--0.1.sql
 REGRESS = \
 	enqueue \
 	receive \
+	deduplication \
+	delay \
+	operate \
 	queue \
 	reinstall \
 	security

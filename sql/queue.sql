@@ -9,7 +9,7 @@ SELECT taskoutbox.delete(:'receipt_handle');
 
 -- Others are created.
 SELECT taskoutbox.create_queue('mail');
-SELECT taskoutbox.create_queue('slow', visibility_timeout => '2 hours', max_receive_count => 1);
+SELECT taskoutbox.create_queue('slow', visibility_timeout => '2 hours', max_receive_count => 1, deduplication_window => '30 days');
 SELECT * FROM taskoutbox.queue ORDER BY name;
 
 -- Also "default", which then has these settings.
@@ -54,13 +54,18 @@ SELECT taskoutbox.create_queue('x', max_receive_count => NULL);
 SELECT taskoutbox.create_queue('x', max_receive_count => 0);
 \echo :SQLSTATE
 SELECT taskoutbox.create_queue('x', max_receive_count => 1001);
+SELECT taskoutbox.create_queue('x', deduplication_window => NULL);
+\echo :SQLSTATE
+SELECT taskoutbox.create_queue('x', deduplication_window => '0');
+\echo :SQLSTATE
+SELECT taskoutbox.create_queue('x', deduplication_window => '1000 days 1 us');
 BEGIN READ ONLY;
 SELECT taskoutbox.create_queue('x');
 \echo :SQLSTATE
 ROLLBACK;
 -- The limits themselves are fine.
-SELECT taskoutbox.create_queue(repeat('é', 128), visibility_timeout => '12 hours', max_receive_count => 1000);
-SELECT taskoutbox.create_queue('shortest', visibility_timeout => '1 us', max_receive_count => 1);
+SELECT taskoutbox.create_queue(repeat('é', 128), visibility_timeout => '12 hours', max_receive_count => 1000, deduplication_window => '1000 days');
+SELECT taskoutbox.create_queue('shortest', visibility_timeout => '1 us', max_receive_count => 1, deduplication_window => '1 us');
 
 -- A database can have so many, "default" included.
 BEGIN;

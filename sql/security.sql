@@ -64,6 +64,13 @@ SELECT taskoutbox.delete('x');
 SELECT taskoutbox.delete('{x}'::text[]);
 SELECT taskoutbox.change_visibility('x', '0');
 SELECT taskoutbox.create_queue('x');
+SELECT taskoutbox.alter_queue('default');
+SELECT taskoutbox.pause_queue('default');
+SELECT taskoutbox.resume_queue('default');
+SELECT taskoutbox.drop_queue('default', force => true);
+SELECT taskoutbox.cancel(1);
+SELECT taskoutbox.redrive('default');
+SELECT taskoutbox.purge('default');
 SELECT * FROM taskoutbox.queue_metrics;
 SELECT * FROM taskoutbox.get_queue_metrics();
 SELECT * FROM taskoutbox.relay_status;
@@ -71,6 +78,7 @@ SELECT * FROM taskoutbox.get_relay_status();
 SELECT * FROM taskoutbox.task_outbox;
 SELECT * FROM taskoutbox.dead_letter;
 SELECT * FROM taskoutbox.queue;
+SELECT * FROM taskoutbox.deduplication;
 SELECT nextval('taskoutbox.task_outbox_id_seq');
 INSERT INTO taskoutbox.task_outbox (task_type) VALUES ('x');
 CREATE TABLE taskoutbox.mine ();
@@ -93,6 +101,8 @@ GRANT EXECUTE ON FUNCTION taskoutbox.receive, taskoutbox.change_visibility,
 SET ROLE regress_taskoutbox_app;
 SELECT * FROM taskoutbox.enqueue('order.archive', '{"order": 1}', group_id => 'g', headers => '{"k": "v"}');
 SELECT * FROM taskoutbox.enqueue('order.archive', '{"order": 2}', group_id => 'g');
+SELECT * FROM taskoutbox.enqueue('order.archive', '{"order": 3}', deduplication_id => 'd', deliver_at => now() + interval '1 day');
+SELECT * FROM taskoutbox.enqueue('order.archive', '{"order": 3}', deduplication_id => 'd');
 SELECT current_user;
 -- A producer is no consumer, and has no rights on the table behind.
 SELECT * FROM taskoutbox.receive();
@@ -128,6 +138,20 @@ SELECT state FROM taskoutbox.relay_status;
 SELECT * FROM taskoutbox.queue;
 RESET ROLE;
 
+-- And what operators do
+GRANT EXECUTE ON FUNCTION taskoutbox.alter_queue, taskoutbox.pause_queue, taskoutbox.resume_queue, taskoutbox.drop_queue,
+	taskoutbox.cancel, taskoutbox.redrive, taskoutbox.purge TO regress_taskoutbox_worker;
+SET ROLE regress_taskoutbox_worker;
+SELECT taskoutbox.alter_queue('mail', max_receive_count => 1);
+SELECT taskoutbox.pause_queue('mail');
+SELECT taskoutbox.resume_queue('mail');
+SELECT taskoutbox.drop_queue('mail');
+SELECT taskoutbox.cancel(3);
+SELECT taskoutbox.redrive('default');
+SELECT taskoutbox.purge('default'), taskoutbox.purge('default', dead_letters => true);
+SELECT current_user;
+RESET ROLE;
+
 
 --
 -- Objects of other people with our names, or PostgreSQL's, change nothing.
@@ -149,12 +173,15 @@ CREATE TABLE trap.task_outbox (id bigint, enqueued_at timestamptz, receive_count
 	task_type text, payload jsonb, deduplication_id text, headers jsonb, last_error text);
 CREATE TABLE trap.dead_letter (id bigint, reason text);
 CREATE TABLE trap.queue (name text, backend text, visibility_timeout interval, max_receive_count integer);
+CREATE TABLE trap.deduplication (queue text, deduplication_id text, task_id bigint, expires_at timestamptz);
+CREATE TABLE trap.letter (id bigint);
 CREATE TABLE trap.dead (id bigint);
 CREATE SEQUENCE trap.task_outbox_id_seq;
 CREATE FUNCTION trap.on_table() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM trap.sprung(); END $$;
 CREATE TRIGGER trap BEFORE INSERT OR UPDATE OR DELETE ON trap.task_outbox EXECUTE FUNCTION trap.on_table();
 CREATE TRIGGER trap BEFORE INSERT OR UPDATE OR DELETE ON trap.dead_letter EXECUTE FUNCTION trap.on_table();
 CREATE TRIGGER trap BEFORE INSERT OR UPDATE OR DELETE ON trap.queue EXECUTE FUNCTION trap.on_table();
+CREATE TRIGGER trap BEFORE INSERT OR UPDATE OR DELETE ON trap.deduplication EXECUTE FUNCTION trap.on_table();
 -- Types
 CREATE TYPE trap.message AS (trapped integer);
 CREATE TYPE trap.enqueued AS (trapped integer);
@@ -174,6 +201,8 @@ CREATE FUNCTION trap.text_op(pg_catalog.text, pg_catalog.text) RETURNS bool LANG
 CREATE FUNCTION trap.oid_op(oid, oid) RETURNS bool LANGUAGE sql AS 'SELECT trap.sprung(); SELECT true';
 CREATE FUNCTION trap.concat_op(pg_catalog.text, pg_catalog.text) RETURNS pg_catalog.text LANGUAGE sql AS $$ SELECT trap.sprung(); SELECT 'x'::pg_catalog.text $$;
 CREATE FUNCTION trap.minus_op(timestamptz, timestamptz) RETURNS pg_catalog.interval LANGUAGE sql AS $$ SELECT trap.sprung(); SELECT '0'::pg_catalog.interval $$;
+CREATE FUNCTION trap.time_op(timestamptz, timestamptz) RETURNS bool LANGUAGE sql AS 'SELECT trap.sprung(); SELECT true';
+CREATE OPERATOR trap.<= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = trap.time_op);
 CREATE OPERATOR trap.= (LEFTARG = pg_catalog.int8, RIGHTARG = pg_catalog.int8, FUNCTION = trap.int8_op);
 CREATE OPERATOR trap.< (LEFTARG = pg_catalog.int8, RIGHTARG = pg_catalog.int8, FUNCTION = trap.int8_op);
 CREATE OPERATOR trap.= (LEFTARG = pg_catalog.int8, RIGHTARG = pg_catalog.int4, FUNCTION = trap.int84_op);
@@ -189,6 +218,8 @@ CREATE CAST (pg_catalog.text AS trap.message) WITH FUNCTION trap.cast_text(pg_ca
 CREATE TEMP TABLE task_outbox (LIKE trap.task_outbox);
 CREATE TEMP TABLE queue (LIKE trap.queue);
 CREATE TEMP TABLE dead (LIKE trap.dead);
+CREATE TEMP TABLE deduplication (LIKE trap.deduplication);
+CREATE TEMP TABLE letter (LIKE trap.letter);
 CREATE TYPE pg_temp.message AS (trapped integer);
 CREATE DOMAIN pg_temp.text AS pg_catalog.int4;
 CREATE DOMAIN pg_temp.jsonb AS pg_catalog.int4;
@@ -213,6 +244,19 @@ SELECT taskoutbox.change_visibility(:'receipt_handle', '0', error => 'never');
 SELECT task_type FROM taskoutbox.receive('hostile');
 SELECT task_type, receipt_handle FROM taskoutbox.receive(wait => '10 s') \gset
 SELECT taskoutbox.delete(ARRAY[:'receipt_handle']);
+-- Nor does what operators do, and deduplication
+SELECT e.duplicate FROM taskoutbox.enqueue('first', deduplication_id => 'h', deduplication_window => '1 day') e;
+SELECT e.duplicate, e.id FROM taskoutbox.enqueue('second', deduplication_id => 'h') e \gset
+\echo :duplicate
+SELECT taskoutbox.cancel(:id);
+SELECT taskoutbox.redrive('hostile');
+SELECT task_type, receipt_handle FROM taskoutbox.receive('hostile', wait => '10 s') \gset
+SELECT taskoutbox.change_visibility(:'receipt_handle', '0', error => 'never again');
+SELECT task_type FROM taskoutbox.receive('hostile');
+SELECT taskoutbox.purge('hostile'), taskoutbox.purge('default');
+SELECT taskoutbox.alter_queue('default', max_receive_count => 6), taskoutbox.pause_queue('default'), taskoutbox.resume_queue('default'),
+	taskoutbox.drop_queue('default');
+SELECT taskoutbox.create_queue('doomed'), taskoutbox.drop_queue('doomed');
 RESET search_path;
 RESET ROLE;
 GRANT SELECT ON taskoutbox.queue_metrics, taskoutbox.relay_status TO regress_taskoutbox_mallory;
@@ -232,6 +276,7 @@ SELECT task_type, queue, last_error FROM taskoutbox.dead_letter;
 SELECT count(*) FROM trap.task_outbox;
 SELECT count(*) FROM trap.dead_letter;
 SELECT count(*) FROM trap.queue;
+SELECT count(*) FROM trap.deduplication;
 SELECT count(*) FROM pg_temp.task_outbox;
 
 -- A relay starts, and works, in a database whose search_path is hostile.
