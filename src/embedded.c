@@ -316,6 +316,7 @@ embedded_settle(DatabaseSlot *db)
 	look_at_all = db->check_leases || sweep != NO_SWEEP;
 	db->check_leases = false;
 	look_at_rows = db->check_rows;
+	look_at_all |= look_at_rows;
 	db->check_rows = false;
 	SpinLockRelease(&db->mutex);
 
@@ -335,12 +336,6 @@ embedded_settle(DatabaseSlot *db)
 				lanes_forget(message);
 		}
 	}
-	if (look_at_rows)
-	{
-		for (int i = 0; i < lane_nqueues; i++)
-			forget_gone(&lane_queues[i], dirty);
-	}
-
 	if (db->next_expiry <= now)
 	{
 		int64	   *ids;
@@ -372,6 +367,8 @@ embedded_settle(DatabaseSlot *db)
 				settle_lane(db, lane, dirty, now, look_at_all);
 		}
 	}
+	for (int i = 0; i < lane_nqueues && look_at_rows; i++)
+		forget_gone(&lane_queues[i], dirty);
 	outbox_end(dirty);
 
 	for (int i = 0; i < lane_nqueues; i++)

@@ -160,6 +160,24 @@ receipt_from_text(const text *handle)
  * Consumers
  */
 
+/*
+ * All leases are in use: let every relay look whether the rows are still there.
+ * What their owner deleted can hold leases for long.
+ */
+static void
+check_all_leases(void)
+{
+	for (int i = 0; i < taskoutbox_max_databases; i++)
+	{
+		DatabaseSlot *db = &shared->databases[i];
+
+		SpinLockAcquire(&db->mutex);
+		db->check_leases = true;
+		SpinLockRelease(&db->mutex);
+		wake_relay(db);
+	}
+}
+
 int
 lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
 		   Receipt *receipts, bool *full)
@@ -225,14 +243,8 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 
 	LWLockRelease(shared->lease_lock);
 
-	/* Rows that were deleted by their owner may hold leases for long. */
 	if (*full)
-	{
-		SpinLockAcquire(&db->mutex);
-		db->check_leases = true;
-		SpinLockRelease(&db->mutex);
-		wake = true;
-	}
+		check_all_leases();
 	if (wake)
 		wake_relay(db);
 	return n;
