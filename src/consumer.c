@@ -265,7 +265,7 @@ succeeded(LeaseResult result, int64 id, bool missing_ok)
 	if (result == LEASE_BEING_DELETED)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_BEING_DELETED),
-				 errmsg("message " INT64_FORMAT " is being deleted by another transaction", id),
+				 errmsg("message " INT64_FORMAT " is being deleted or changed by another transaction", id),
 				 errhint("Use each receipt handle in one transaction at a time.")));
 	if (result == LEASE_STALE && !missing_ok)
 		stale_handle(id);
