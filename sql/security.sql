@@ -32,9 +32,11 @@ member AS (
 	SELECT 'function', oid::regprocedure::text, proacl, acldefault('f', proowner)
 	FROM pg_proc WHERE pronamespace IN (TABLE schema) OR ('pg_proc'::regclass, oid) IN (TABLE member)
 	UNION ALL
-	-- An array type has the privileges of its element type.
+	-- An array type has the privileges of its element type. Row types of tables and
+	-- views are left alone: pg_dump cannot handle privileges on them.
 	SELECT 'type', typname, typacl, acldefault('T', typowner)
 	FROM pg_type WHERE (typnamespace IN (TABLE schema) OR ('pg_type'::regclass, oid) IN (TABLE member)) AND typelem = 0
+		AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = typrelid AND c.relkind <> 'c')
 )
 SELECT kind, name, a.grantee, a.privilege_type FROM object LEFT JOIN LATERAL aclexplode(coalesce(acl, default_acl)) a ON true;
 
@@ -75,6 +77,9 @@ SELECT * FROM taskoutbox.queue_metrics;
 SELECT * FROM taskoutbox.get_queue_metrics();
 SELECT * FROM taskoutbox.relay_status;
 SELECT * FROM taskoutbox.get_relay_status();
+SELECT * FROM taskoutbox.in_flight;
+SELECT * FROM taskoutbox.get_in_flight();
+SELECT * FROM taskoutbox.blocked_groups;
 SELECT * FROM taskoutbox.task_outbox;
 SELECT * FROM taskoutbox.dead_letter;
 SELECT * FROM taskoutbox.queue;
