@@ -21,6 +21,7 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "id_array.h"
 #include "lane.h"
 #include "lease.h"
 #include "outbox.h"
@@ -40,29 +41,14 @@ static TimestampTz busy_retry = DT_NOEND;
  * Messages that came back and are counted: their leases are kept until that is
  * committed, so that a relay that ends before leaves them to be counted.
  */
-static int64 *counted = NULL;
-static int	ncounted = 0;
-static int	counted_size = 0;
-
-static void
-add_counted(int64 id)
-{
-	if (ncounted == counted_size)
-	{
-		counted_size = Max(256, counted_size * 2);
-		counted = counted == NULL ?
-			MemoryContextAlloc(TopMemoryContext, counted_size * sizeof(int64)) :
-			repalloc_huge(counted, counted_size * sizeof(int64));
-	}
-	counted[ncounted++] = id;
-}
+static IdArray counted = {0};
 
 static void
 embedded_committed(DatabaseSlot *db)
 {
-	for (int i = 0; i < ncounted; i++)
-		lease_drop(db, counted[i]);
-	ncounted = 0;
+	for (int i = 0; i < counted.n; i++)
+		lease_drop(db, counted.ids[i]);
+	counted.n = 0;
 }
 
 /* Whether the lane's offer is still there: it is taken as a whole. */
@@ -229,7 +215,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 				lane->is_busy = true;
 				continue;
 			}
-			add_counted(message->id);
+			id_array_add(&counted, message->id);
 			message->is_attempted = true;
 			if (is_last)
 			{

@@ -39,6 +39,7 @@
 #include "ask.h"
 #include "backend.h"
 #include "deduplication.h"
+#include "id_array.h"
 #include "lane.h"
 #include "launcher.h"
 #include "lease.h"
@@ -66,9 +67,7 @@ static MemoryContext round_context;
 static uint64 settings_generation = 0;
 
 /* Ids that were popped, but not visible yet. */
-static int64 *carried = NULL;
-static int	ncarried = 0;
-static int	carried_size = 0;
+static IdArray carried = {0};
 
 /* What must be on disk before anything is handed out. */
 static XLogRecPtr flush_to = InvalidXLogRecPtr;
@@ -337,22 +336,9 @@ pop_committed(IdList *list, int64 *from)
 	*from = Min(*from, sweep);
 	add_runs(list, runs, n, true, from);
 
-	for (int i = 0; i < ncarried; i++)
-		add_id(list, carried[i], false, true);
-	ncarried = 0;
-}
-
-static void
-carry(int64 id)
-{
-	if (ncarried == carried_size)
-	{
-		carried_size = Max(256, carried_size * 2);
-		carried = carried == NULL ?
-			MemoryContextAlloc(TopMemoryContext, carried_size * sizeof(int64)) :
-			repalloc_huge(carried, carried_size * sizeof(int64));
-	}
-	carried[ncarried++] = id;
+	for (int i = 0; i < carried.n; i++)
+		add_id(list, carried.ids[i], false, true);
+	carried.n = 0;
 }
 
 static int64
@@ -411,7 +397,7 @@ read_named(OutboxReader *reader, const IdList *list, int64 from, int64 to, bool 
 		if (!outbox_lookup(reader, id))
 		{
 			if (is_popped)
-				carry(id);
+				id_array_add(&carried, id);
 		}
 		else if (!is_read)
 			(void) take_in_row(reader, is_final ? ROW_NAMED : ROW_ANNOUNCED);
@@ -659,7 +645,7 @@ may_sleep(bool waiting)
 		db->questions == asked;
 	SpinLockRelease(&db->mutex);
 
-	return idle && ncarried == 0 && asked_before && !ConfigReloadPending;
+	return idle && carried.n == 0 && asked_before && !ConfigReloadPending;
 }
 
 static void
