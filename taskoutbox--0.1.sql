@@ -348,8 +348,23 @@ COMMENT ON VIEW taskoutbox.blocked_groups IS
 
 
 -- Functions and types are open to PUBLIC by default, tables and views are not.
--- Row types of tables are left alone (nobody can name them without USAGE on the
--- schema): pg_dump cannot handle privileges on them, and warns.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.in_flight FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.blocked_groups FROM PUBLIC;
+
+-- pg_dump compares privileges with what an extension gave at first, but cannot do
+-- so for row types of tables, and would warn of each of them at every dump.
+DELETE FROM pg_catalog.pg_init_privs p
+USING pg_catalog.pg_type t, pg_catalog.pg_class c
+WHERE p.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass
+AND p.objoid OPERATOR(pg_catalog.=) t.oid
+AND t.typnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace
+AND c.oid OPERATOR(pg_catalog.=) t.typrelid AND c.relkind OPERATOR(pg_catalog.<>) 'c';

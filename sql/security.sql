@@ -32,11 +32,9 @@ member AS (
 	SELECT 'function', oid::regprocedure::text, proacl, acldefault('f', proowner)
 	FROM pg_proc WHERE pronamespace IN (TABLE schema) OR ('pg_proc'::regclass, oid) IN (TABLE member)
 	UNION ALL
-	-- An array type has the privileges of its element type. Row types of tables and
-	-- views are left alone: pg_dump cannot handle privileges on them.
+	-- An array type has the privileges of its element type.
 	SELECT 'type', typname, typacl, acldefault('T', typowner)
 	FROM pg_type WHERE (typnamespace IN (TABLE schema) OR ('pg_type'::regclass, oid) IN (TABLE member)) AND typelem = 0
-		AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = typrelid AND c.relkind <> 'c')
 )
 SELECT kind, name, a.grantee, a.privilege_type FROM object LEFT JOIN LATERAL aclexplode(coalesce(acl, default_acl)) a ON true;
 
