@@ -49,7 +49,8 @@ typedef struct Backend
 
 extern const Backend embedded_backend;
 
-/* NULL when there is none of that name. */
+/* All of them, ended by NULL; and one, or NULL when there is none of that name. */
+extern const Backend *const backends[];
 extern const Backend *backend_by_name(const char *name);
 
 #endif							/* TASKOUTBOX_BACKEND_H */

@@ -416,16 +416,3 @@ const Backend embedded_backend = {
 	.room = embedded_room,
 	.deliver = embedded_deliver
 };
-
-const Backend *
-backend_by_name(const char *name)
-{
-	static const Backend *const backends[] = {&embedded_backend};
-
-	for (int i = 0; i < lengthof(backends); i++)
-	{
-		if (strcmp(backends[i]->name, name) == 0)
-			return backends[i];
-	}
-	return NULL;
-}

@@ -27,6 +27,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "backend.h"
 #include "check.h"
 #include "outbox.h"
 #include "shared.h"
@@ -310,7 +311,7 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 	check_not_null("max_receive_count", fcinfo, 3);
 	check_not_null("deduplication_window", fcinfo, 4);
 	check_settings(fcinfo, 2);
-	if (strcmp(backend, "embedded") != 0)
+	if (backend_by_name(backend) == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("backend \"%s\" is not known", backend),

@@ -478,7 +478,8 @@ take_in(TimestampTz now)
 	if (!is_started)
 	{
 		due_up_to = now;
-		embedded_backend.start(db, reader);
+		for (int i = 0; backends[i]; i++)
+			backends[i]->start(db, reader);
 		is_started = true;
 	}
 
@@ -568,7 +569,7 @@ static TimestampTz
 relay_round(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz next;
+	TimestampTz next = DT_NOEND;
 	uint64		settings_changes;
 
 	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
@@ -584,11 +585,17 @@ relay_round(void)
 	if (settings_generation != queue_generation())
 		set_queues();
 	take_in(now);
-	next = embedded_backend.settle(db);
+	for (int i = 0; backends[i]; i++)
+	{
+		TimestampTz due = backends[i]->settle(db);
+
+		next = Min(next, due);
+	}
 	if (now >= next_purge)
 		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
 	CommitTransactionCommand();
-	embedded_backend.committed(db);
+	for (int i = 0; backends[i]; i++)
+		backends[i]->committed(db);
 
 	/* Offers of paused queues are withdrawn: receives may take offers again. */
 	SpinLockAcquire(&db->mutex);
