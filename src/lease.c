@@ -204,7 +204,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 	while (n < max && queue->taken < queue->offered)
 	{
 		int64		id = queue->offers[queue->taken % OFFERS_PER_QUEUE];
-		LeaseKey	lkey = own_key(outbox, Abs(id));
+		LeaseKey	lkey = own_key(outbox, id < 0 ? -id : id);
 		Lease	   *lease;
 
 		/* Nobody else looks after leases of what was dropped. */
