@@ -186,7 +186,10 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		}
 	}
 
-	/* All are back: count those that a consumer had. */
+	/*
+	 * All are back: count those that a consumer had. One that cannot be changed
+	 * now keeps those after it from being counted, too.
+	 */
 	nout = still_out == 0 ? lane->nout : 0;
 	dlist_foreach_modify(iter, &lane->messages)
 	{
@@ -201,7 +204,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		{
 			still_out++;
 			lane->is_busy = true;
-			continue;
+			break;
 		}
 		row = outbox_row(dirty);
 		receive_count = Min(row.receive_count, RECEIVE_COUNT_MAX) + 1;
@@ -213,7 +216,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 			{
 				still_out++;
 				lane->is_busy = true;
-				continue;
+				break;
 			}
 			id_array_add(&counted, message->id);
 			message->is_attempted = true;

@@ -54,6 +54,19 @@ crash($node);
 $dbh = session($node);
 is(ids(drain($dbh)), ids(@two), 'what came back of a batch does not pass the rest of it after a crash');
 
+# The same when both came back, and the first one's row is locked by somebody, so
+# that it cannot be counted yet.
+@two = receive_together($dbh, 2, vt => '12 h');
+my $locker = session($node);
+$locker->do('BEGIN');
+value($locker, 'SELECT id FROM taskoutbox.task_outbox WHERE id = $1 FOR UPDATE', $two[0]{id});
+value($dbh, q(SELECT taskoutbox.change_visibility($1, '0')), $_->{receipt_handle}) for @two;
+# The relay has looked when it has answered.
+value($dbh, 'SELECT count(*) FROM taskoutbox.queue_metrics');
+crash($node);
+$dbh = session($node);
+is(ids(drain($dbh)), ids(@two), 'nor when the first of them could not be counted');
+
 # A crash of the relay itself, and of the launcher, is a crash of the server.
 for my $who (qw(relay launcher))
 {
