@@ -600,23 +600,3 @@ lease_snapshot(Oid outbox, Lease **leases)
 
 	return n;
 }
-
-int
-lease_count(DatabaseSlot *db, uint64 queue)
-{
-	HASH_SEQ_STATUS seq;
-	Lease	   *lease;
-	int			n = 0;
-
-	LWLockAcquire(shared->lease_lock, LW_SHARED);
-	hash_seq_init(&seq, lease_hash);
-	while ((lease = hash_seq_search(&seq)) != NULL)
-	{
-		if (lease->key.dboid == db->dboid && lease->key.outbox == db->outbox &&
-			lease->queue == queue)
-			n++;
-	}
-	LWLockRelease(shared->lease_lock);
-
-	return n;
-}

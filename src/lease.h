@@ -128,7 +128,4 @@ extern int	lease_list_all(DatabaseSlot *db, int64 **ids);
  */
 extern int	lease_snapshot(Oid outbox, Lease **leases);
 
-/* Messages in flight in one queue. */
-extern int	lease_count(DatabaseSlot *db, uint64 queue);
-
 #endif							/* TASKOUTBOX_LEASE_H */

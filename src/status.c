@@ -114,7 +114,9 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	DatabaseSlot *db = database_slot(MyDatabaseId);
 	const QueueSettings *queues;
+	Lease	   *leases;
 	int			n;
+	int			nleases;
 	bool		is_running;
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -122,13 +124,17 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 	is_running = db && db->relay_latch &&
 		ask_relay(db, 0, false, GetCurrentTimestamp() + ANSWER_TIMEOUT);
 
+	nleases = shared ? lease_snapshot(outbox_relid(), &leases) : 0;
 	n = queue_list(&queues);
 	for (int i = 0; i < n; i++)
 	{
 		QueueSlot  *slot = db ? queue_slot(db, queues[i].key) : NULL;
-		int64		in_flight = slot ? lease_count(db, queues[i].key) : 0;
+		int64		in_flight = 0;
 		Datum		values[10] = {0};
 		bool		nulls[10] = {false};
+
+		for (int j = 0; j < nleases; j++)
+			in_flight += leases[j].queue == queues[i].key;
 
 		values[0] = CStringGetTextDatum(queues[i].name);
 		values[1] = CStringGetTextDatum(queues[i].backend);
