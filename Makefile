@@ -13,6 +13,8 @@ REGRESS = \
 	deduplication \
 	delay \
 	operate \
+	dead_letter \
+	observe \
 	queue \
 	reinstall \
 	security

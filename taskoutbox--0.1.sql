@@ -31,6 +31,10 @@ CREATE TABLE taskoutbox.queue (
 	visibility_timeout interval NOT NULL DEFAULT '30 s' CHECK (visibility_timeout OPERATOR(pg_catalog.>) '0' AND visibility_timeout OPERATOR(pg_catalog.<=) '12 hours'),
 	max_receive_count integer NOT NULL DEFAULT 5 CHECK (max_receive_count BETWEEN 1 AND 1000),
 	deduplication_window interval NOT NULL DEFAULT '5 min' CHECK (deduplication_window OPERATOR(pg_catalog.>) '0' AND deduplication_window OPERATOR(pg_catalog.<=) '1000 days'),
+	on_dead_letter text NOT NULL DEFAULT 'skip' CHECK (on_dead_letter IN ('skip', 'block')),
+	dead_letter_retention interval NOT NULL DEFAULT '90 days' CHECK (dead_letter_retention OPERATOR(pg_catalog.>) '0' AND dead_letter_retention OPERATOR(pg_catalog.<=) '100 years'),
+	max_pending bigint NOT NULL DEFAULT 0 CHECK (max_pending OPERATOR(pg_catalog.>=) 0),
+	on_full text NOT NULL DEFAULT 'warn' CHECK (on_full IN ('warn', 'refuse')),
 	paused boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE taskoutbox.queue IS
@@ -44,6 +48,7 @@ CREATE TABLE taskoutbox.task_outbox (
 	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
 	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
 	deliver_at timestamp with time zone,
+	redriven_from bigint,
 	receive_count integer NOT NULL DEFAULT 0,
 	queue text NOT NULL DEFAULT 'default',
 	group_id text,
@@ -51,8 +56,7 @@ CREATE TABLE taskoutbox.task_outbox (
 	payload jsonb NOT NULL DEFAULT '{}',
 	deduplication_id text,
 	headers jsonb,
-	last_error text,
-	redriven_from bigint
+	last_error text
 );
 CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
 ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
@@ -67,19 +71,25 @@ CREATE TABLE taskoutbox.dead_letter (
 	died_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
 	receive_count integer NOT NULL,
 	queue text NOT NULL,
+	group_id text,
 	task_type text NOT NULL,
 	payload jsonb NOT NULL,
-	group_id text,
 	deduplication_id text,
 	headers jsonb,
+	stage text NOT NULL CHECK (stage IN ('relay', 'consumer')),
 	reason text NOT NULL,
 	last_error text,
 	redriven_from bigint,
+	blocks boolean NOT NULL DEFAULT false CHECK (NOT blocks OR group_id IS NOT NULL),
 	-- An id can come again, after TRUNCATE ... RESTART IDENTITY.
 	PRIMARY KEY (id, died_at)
 );
+CREATE INDEX dead_letter_queue_idx ON taskoutbox.dead_letter (queue, died_at);
+CREATE INDEX dead_letter_blocks_idx ON taskoutbox.dead_letter (queue, group_id) WHERE blocks;
 COMMENT ON TABLE taskoutbox.dead_letter IS
-'Messages that were given up, with the reason: given out max_receive_count times and never deleted.';
+'Messages that were given up: by the relay, because their queue refuses them, or after max_receive_count receives of consumers.';
+COMMENT ON COLUMN taskoutbox.dead_letter.blocks IS
+'Its message group waits until it is redriven, cancelled or purged.';
 
 CREATE TABLE taskoutbox.deduplication (
 	queue text NOT NULL,
@@ -162,6 +172,26 @@ FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.queue_changed();
 ALTER TABLE taskoutbox.queue ENABLE ALWAYS TRIGGER queue_changed;
 
 
+-- Whatever changes which groups are blocked, the relay reads them again.
+CREATE FUNCTION taskoutbox.dead_letter_changed() RETURNS trigger
+LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_dead_letter_changed';
+COMMENT ON FUNCTION taskoutbox.dead_letter_changed() IS
+'Trigger: tells the relay when a dead letter begins or ceases to block its message group.';
+
+CREATE TRIGGER dead_letter_blocks AFTER INSERT ON taskoutbox.dead_letter
+FOR EACH ROW WHEN (NEW.blocks) EXECUTE FUNCTION taskoutbox.dead_letter_changed();
+ALTER TABLE taskoutbox.dead_letter ENABLE ALWAYS TRIGGER dead_letter_blocks;
+CREATE TRIGGER dead_letter_unblocks AFTER DELETE ON taskoutbox.dead_letter
+FOR EACH ROW WHEN (OLD.blocks) EXECUTE FUNCTION taskoutbox.dead_letter_changed();
+ALTER TABLE taskoutbox.dead_letter ENABLE ALWAYS TRIGGER dead_letter_unblocks;
+CREATE TRIGGER dead_letter_changed AFTER UPDATE ON taskoutbox.dead_letter
+FOR EACH ROW WHEN (OLD.blocks OR NEW.blocks) EXECUTE FUNCTION taskoutbox.dead_letter_changed();
+ALTER TABLE taskoutbox.dead_letter ENABLE ALWAYS TRIGGER dead_letter_changed;
+CREATE TRIGGER dead_letter_truncated AFTER TRUNCATE ON taskoutbox.dead_letter
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.dead_letter_changed();
+ALTER TABLE taskoutbox.dead_letter ENABLE ALWAYS TRIGGER dead_letter_truncated;
+
+
 /*
  * Producers
  */
@@ -178,7 +208,7 @@ CREATE FUNCTION taskoutbox.enqueue(
 ) RETURNS taskoutbox.enqueued
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_enqueue';
 COMMENT ON FUNCTION taskoutbox.enqueue(text, jsonb, text, text, text, timestamp with time zone, jsonb, interval) IS
-'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. With a deduplication_id it is a duplicate if a task with that id was enqueued less than the queue''s deduplication_window ago (or deduplication_window, if that is given and longer), or is still in the outbox: then nothing is written, and the first task''s id returned; above READ COMMITTED a concurrent one can give error 40001. deliver_at: not before that time. Errors: TO001 to TO008, TO010.';
+'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. With a deduplication_id it is a duplicate if a task with that id was enqueued less than the queue''s deduplication_window ago (or deduplication_window, if that is given and longer), or is still in the outbox: then nothing is written, and the first task''s id returned; above READ COMMITTED a concurrent one can give error 40001. deliver_at: not before that time. Errors: TO001 to TO008, TO010, TO017 queue full.';
 
 
 /*
@@ -220,20 +250,28 @@ CREATE FUNCTION taskoutbox.create_queue(
 	backend text DEFAULT 'embedded',
 	visibility_timeout interval DEFAULT '30 s',
 	max_receive_count integer DEFAULT 5,
-	deduplication_window interval DEFAULT '5 min'
+	deduplication_window interval DEFAULT '5 min',
+	on_dead_letter text DEFAULT 'skip',
+	dead_letter_retention interval DEFAULT '90 days',
+	max_pending bigint DEFAULT 0,
+	on_full text DEFAULT 'warn'
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
-COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval) IS
-'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
 
 CREATE FUNCTION taskoutbox.alter_queue(
 	name text,
 	visibility_timeout interval DEFAULT NULL,
 	max_receive_count integer DEFAULT NULL,
-	deduplication_window interval DEFAULT NULL
+	deduplication_window interval DEFAULT NULL,
+	on_dead_letter text DEFAULT NULL,
+	dead_letter_retention interval DEFAULT NULL,
+	max_pending bigint DEFAULT NULL,
+	on_full text DEFAULT NULL
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_alter_queue';
-COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval) IS
+COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text) IS
 'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010.';
 
 CREATE FUNCTION taskoutbox.pause_queue(name text) RETURNS void
@@ -259,17 +297,22 @@ COMMENT ON FUNCTION taskoutbox.drop_queue(text, boolean) IS
 CREATE FUNCTION taskoutbox.cancel(id bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_cancel';
 COMMENT ON FUNCTION taskoutbox.cancel(bigint) IS
-'Takes a task out of the outbox, in the caller''s transaction. False: it is in flight, done, dead, or was never there, or another transaction is changing or deleting it. Error: TO001.';
+'Takes a task out of the outbox, or its dead letter away, in the caller''s transaction. False: it is in flight, done, or was never there, or another transaction is changing or deleting it. Error: TO001.';
 
 CREATE FUNCTION taskoutbox.redrive(queue text, id bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_redrive';
 COMMENT ON FUNCTION taskoutbox.redrive(text, bigint) IS
-'Makes tasks of dead letters again, of one or (id NULL) of all of a queue, and returns how many. They get new ids, in the order of the old ones, a receive count of 0, and redriven_from, the id of the first task; they are no duplicates of anything. Errors: TO001, TO005.';
+'Makes tasks of dead letters again, of one or (id NULL) of all of a queue, and returns how many. They get new ids, in the order of the old ones, a receive count of 0, and redriven_from, the id of the first task; they are no duplicates of anything. In a queue with on_dead_letter = block they come first in their message groups, otherwise last. Errors: TO001, TO005.';
 
 CREATE FUNCTION taskoutbox.purge(queue text, dead_letters boolean DEFAULT false) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_purge';
 COMMENT ON FUNCTION taskoutbox.purge(text, boolean) IS
 'Deletes all tasks of a queue, those in flight too (their receipt handles become stale), or its dead letters, and returns how many. Errors: TO001, TO005.';
+
+CREATE FUNCTION taskoutbox.retry_now(queue text, group_id text DEFAULT NULL) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_retry_now';
+COMMENT ON FUNCTION taskoutbox.retry_now(text, text) IS
+'Makes messages that failed (change_visibility with an error) and wait for their next try visible at once, of a queue or of one of its message groups, and returns how many. Not undone by a rollback. Errors: TO001, TO005.';
 
 
 /*
@@ -301,56 +344,155 @@ CREATE FUNCTION taskoutbox.get_queue_metrics(
 	OUT queue text,
 	OUT backend text,
 	OUT waiting bigint,
+	OUT delayed bigint,
 	OUT in_flight bigint,
+	OUT dead bigint,
+	OUT blocked_groups bigint,
 	OUT oldest_id bigint,
+	OUT enqueued_per_second double precision,
+	OUT delivered_per_second double precision,
 	OUT delivered bigint,
 	OUT retried bigint,
 	OUT dead_lettered bigint,
 	OUT duplicates bigint,
-	OUT relay_running boolean
+	OUT relay_running boolean,
+	OUT problem text,
+	OUT problem_since timestamp with time zone
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_queue_metrics';
 COMMENT ON FUNCTION taskoutbox.get_queue_metrics() IS
 'What the view queue_metrics shows, from shared memory, after the relay has looked at everything committed so far.';
 
 CREATE VIEW taskoutbox.queue_metrics AS
-SELECT m.queue, m.backend, m.waiting, m.in_flight,
+SELECT m.queue, m.backend, m.waiting, m.delayed, m.in_flight, m.dead, m.blocked_groups,
 	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (SELECT t.enqueued_at FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) m.oldest_id) AS oldest_age,
-	m.delivered, m.retried, m.dead_lettered, m.duplicates, m.relay_running
+	m.enqueued_per_second, m.delivered_per_second,
+	m.delivered, m.retried, m.dead_lettered, m.duplicates, m.relay_running, m.problem, m.problem_since
 FROM taskoutbox.get_queue_metrics() m;
 COMMENT ON VIEW taskoutbox.queue_metrics IS
-'Figures of every queue of this database. waiting and in_flight are now; delivered, retried, dead_lettered and duplicates count since the server started. relay_running false: the figures are those of the last relay.';
+'Figures of every queue of this database. waiting, delayed, in_flight, dead and blocked_groups are now, rates those of the last minute; delivered, retried, dead_lettered and duplicates count since the server started. relay_running false: the figures are those of the last relay. problem: what keeps the queue from delivering, if something does.';
 
 CREATE FUNCTION taskoutbox.get_in_flight(
 	OUT id bigint,
 	OUT holder integer,
 	OUT since timestamp with time zone,
 	OUT until timestamp with time zone,
-	OUT being_deleted boolean
+	OUT being_deleted boolean,
+	OUT waits_for_retry boolean
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 100 AS 'MODULE_PATHNAME', 'taskoutbox_get_in_flight';
 COMMENT ON FUNCTION taskoutbox.get_in_flight() IS
 'What the view in_flight shows, from shared memory.';
 
 CREATE VIEW taskoutbox.in_flight AS
-SELECT t.queue, f.id, t.task_type, t.group_id, f.holder, f.since, f.until, f.being_deleted,
+SELECT t.queue, f.id, t.task_type, t.group_id, f.holder, f.since, f.until, f.being_deleted, f.waits_for_retry,
 	t.receive_count OPERATOR(pg_catalog.+) 1 AS receive_count, t.last_error
 FROM taskoutbox.get_in_flight() f JOIN taskoutbox.task_outbox t ON t.id OPERATOR(pg_catalog.=) f.id;
 COMMENT ON VIEW taskoutbox.in_flight IS
-'Messages in flight: the process id of the session that received each, since when, until when it is hidden from others, the how manieth receive it is, and what the last one said.';
+'Messages in flight: the process id of the session that received each, since when, until when it is hidden from others, the how manieth receive it is, and what the last one said. waits_for_retry: its consumer has given up, and it comes back at that time.';
 
 CREATE VIEW taskoutbox.blocked_groups AS
-SELECT f.queue, f.group_id, f.id, f.since, f.receive_count AS attempts, f.last_error, f.until AS next_try
+SELECT f.queue, f.group_id, f.id, f.since, f.receive_count AS attempts, f.last_error, f.until AS next_try, false AS dead
 FROM taskoutbox.in_flight f
-WHERE f.group_id IS NOT NULL AND (f.receive_count OPERATOR(pg_catalog.>) 1 OR f.last_error IS NOT NULL);
+WHERE f.group_id IS NOT NULL AND (f.receive_count OPERATOR(pg_catalog.>) 1 OR f.last_error IS NOT NULL)
+UNION ALL
+SELECT d.queue, d.group_id, d.id, d.died_at, d.receive_count, d.last_error, NULL, true
+FROM taskoutbox.dead_letter d
+WHERE d.blocks;
 COMMENT ON VIEW taskoutbox.blocked_groups IS
-'Message groups that wait because a message of theirs failed before and is in flight or waits for its next try: which one, how often, why, and when it comes back unless it is deleted.';
+'Message groups that wait because of a message of theirs: one that failed before, and is in flight or waits for its next try, or (dead) a dead letter of a queue with on_dead_letter = block, until it is redriven, cancelled or purged. Which one, since when, how often it was tried, why it failed, and when it comes back unless it is deleted.';
+
+CREATE TYPE taskoutbox.task_status AS (
+	id bigint,
+	state text,
+	since timestamp with time zone,
+	next_at timestamp with time zone,
+	next text,
+	queue text,
+	task_type text,
+	group_id text,
+	enqueued_at timestamp with time zone,
+	receive_count integer,
+	last_error text,
+	redriven_from bigint
+);
+COMMENT ON TYPE taskoutbox.task_status IS
+'Result of task: where a task is, since when, and what comes next.';
+
+CREATE FUNCTION taskoutbox.get_task(id bigint) RETURNS SETOF taskoutbox.task_status
+LANGUAGE SQL VOLATILE PARALLEL UNSAFE ROWS 1
+BEGIN ATOMIC
+	SELECT t.id,
+		CASE
+			WHEN f.waits_for_retry THEN 'waiting for retry'
+			WHEN f.id IS NOT NULL THEN 'in flight'
+			WHEN t.deliver_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'delayed'
+			WHEN q.paused THEN 'paused'
+			WHEN letter.id IS NOT NULL THEN 'blocked'
+			ELSE 'waiting'
+		END,
+		COALESCE(f.since, CASE WHEN t.deliver_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN t.deliver_at END, t.enqueued_at),
+		CASE
+			WHEN f.id IS NOT NULL THEN f.until
+			WHEN t.deliver_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN t.deliver_at
+			WHEN q.paused OR letter.id IS NOT NULL THEN NULL
+			ELSE elder.until
+		END,
+		CASE
+			WHEN f.being_deleted THEN 'commit of the transaction that deletes it'
+			WHEN f.waits_for_retry THEN 'visible again'
+			WHEN f.id IS NOT NULL THEN 'deletion by its consumer, or visible again'
+			WHEN t.deliver_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'due'
+			WHEN q.name IS NULL AND t.queue OPERATOR(pg_catalog.<>) 'default' THEN 'create_queue: its queue does not exist'
+			WHEN q.paused THEN 'resume_queue'
+			WHEN letter.id IS NOT NULL THEN pg_catalog.format('redrive, cancel or purge of dead letter %s of its group', letter.id)
+			WHEN elder.id IS NOT NULL THEN pg_catalog.format('message %s of its group is in flight', elder.id)
+			ELSE 'receive'
+		END,
+		t.queue, t.task_type, t.group_id, t.enqueued_at,
+		t.receive_count OPERATOR(pg_catalog.+) (f.id IS NOT NULL)::integer,
+		t.last_error, t.redriven_from
+	FROM taskoutbox.task_outbox t
+	LEFT JOIN taskoutbox.queue q ON q.name OPERATOR(pg_catalog.=) t.queue
+	LEFT JOIN taskoutbox.get_in_flight() f ON f.id OPERATOR(pg_catalog.=) t.id
+	LEFT JOIN LATERAL (
+		SELECT d.id FROM taskoutbox.dead_letter d
+		WHERE d.blocks AND d.queue OPERATOR(pg_catalog.=) t.queue AND d.group_id OPERATOR(pg_catalog.=) t.group_id
+		ORDER BY d.id LIMIT 1) letter ON true
+	LEFT JOIN LATERAL (
+		SELECT b.id, b.until FROM taskoutbox.in_flight b
+		WHERE b.queue OPERATOR(pg_catalog.=) t.queue AND b.group_id OPERATOR(pg_catalog.=) t.group_id
+		ORDER BY b.id LIMIT 1) elder ON true
+	WHERE t.id OPERATOR(pg_catalog.=) get_task.id
+	UNION ALL
+	SELECT d.id, 'dead', d.died_at,
+		CASE WHEN NOT d.blocks THEN d.died_at OPERATOR(pg_catalog.+) COALESCE(q.dead_letter_retention, '90 days') END,
+		CASE WHEN d.blocks THEN 'redrive, cancel or purge: its message group waits for that' ELSE 'redrive, cancel or purge, or deletion' END,
+		d.queue, d.task_type, d.group_id, d.enqueued_at, d.receive_count, d.last_error, d.redriven_from
+	FROM taskoutbox.dead_letter d
+	LEFT JOIN taskoutbox.queue q ON q.name OPERATOR(pg_catalog.=) d.queue
+	WHERE d.id OPERATOR(pg_catalog.=) get_task.id
+	UNION ALL
+	SELECT get_task.id, 'gone', NULL, NULL, 'nothing: it is done, was cancelled, purged or redriven, or was never there',
+		NULL, NULL, NULL, NULL, NULL, NULL, NULL
+	WHERE NOT EXISTS (SELECT FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) get_task.id)
+	AND NOT EXISTS (SELECT FROM taskoutbox.dead_letter d WHERE d.id OPERATOR(pg_catalog.=) get_task.id)
+	LIMIT 1;
+END;
+COMMENT ON FUNCTION taskoutbox.get_task(bigint) IS
+'What task shows: for the owner of the tables.';
+
+CREATE FUNCTION taskoutbox.task(id bigint) RETURNS SETOF taskoutbox.task_status
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 1 AS 'MODULE_PATHNAME', 'taskoutbox_task';
+COMMENT ON FUNCTION taskoutbox.task(bigint) IS
+'One row that says where a task is (waiting, delayed, in flight, waiting for retry, paused, blocked, dead, gone), since when, and what comes next, and when if that is known. Error: TO001.';
 
 
 -- Functions and types are open to PUBLIC by default, tables and views are not.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.task_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;

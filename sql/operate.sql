@@ -115,8 +115,6 @@ SELECT fail('fragile', 'no such mailbox');
 SELECT count(*) FROM taskoutbox.receive('fragile');
 SELECT * FROM letters;
 SELECT id FROM letters \gset first_
--- A dead letter cannot be cancelled.
-SELECT taskoutbox.cancel(:first_id);
 
 -- Redriven it is a task again, as it was, with a receive count that begins anew
 -- (the queue allows one receive) and a link to the first one.

@@ -206,6 +206,7 @@ announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 		{
 			SpinLockAcquire(&db->mutex);
 			db->check_leases = true;
+			db->check_blocked = true;
 			SpinLockRelease(&db->mutex);
 		}
 		ring_push(MyDatabaseId, RING_COMMITTED, NULL, 0, is_commit ? SWEEP_FLOOR : NO_SWEEP);

@@ -279,7 +279,7 @@ delete_message(text *handle, bool missing_ok)
 
 	if (!succeeded(lease_mark_deleting(outbox_relid(), &receipt), receipt.id, missing_ok))
 		return false;
-	switch (outbox_delete(receipt.id))
+	switch (outbox_delete(receipt.id, NULL))
 	{
 		case OUTBOX_HERE:
 			return true;
@@ -358,7 +358,8 @@ taskoutbox_change_visibility(PG_FUNCTION_ARGS)
 		(void) succeeded(lease_touch(outbox_relid(), &receipt), receipt.id, false);
 		(void) outbox_set_error(receipt.id, error);
 	}
-	(void) succeeded(lease_change(outbox_relid(), &receipt, GetCurrentTimestamp() + visibility_timeout),
+	(void) succeeded(lease_change(outbox_relid(), &receipt, GetCurrentTimestamp() + visibility_timeout,
+								  has_error),
 					 receipt.id, false);
 	PG_RETURN_BOOL(true);
 }

@@ -21,6 +21,7 @@
 #include "utils/resowner.h"
 #include "utils/timestamp.h"
 
+#include "blocked.h"
 #include "id_array.h"
 #include "lane.h"
 #include "lease.h"
@@ -97,7 +98,7 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
  * row must not stop the others: it is reported, and tried again later.
  */
 static bool
-count_or_bury(int64 id, int receive_count, bool is_last)
+count_or_bury(int64 id, int receive_count, bool is_last, bool blocks)
 {
 	static TimestampTz next_report = 0;
 	MemoryContext context = CurrentMemoryContext;
@@ -108,7 +109,8 @@ count_or_bury(int64 id, int receive_count, bool is_last)
 	PG_TRY();
 	{
 		done = is_last ?
-			outbox_bury(id, receive_count, "received max_receive_count times without being deleted") :
+			outbox_bury(id, receive_count, "consumer",
+						"received max_receive_count times without being deleted", blocks) :
 			outbox_count_receive(id, receive_count);
 		ReleaseCurrentSubTransaction();
 	}
@@ -197,6 +199,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		OutboxRow	row;
 		int			receive_count;
 		bool		is_last;
+		bool		blocks;
 
 		if (nout-- <= 0)
 			break;
@@ -208,21 +211,25 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 		}
 		row = outbox_row(dirty);
 		receive_count = Min(row.receive_count, RECEIVE_COUNT_MAX) + 1;
-		is_last = receive_count >= queue->settings.max_receive_count;
+		/* In a blocked group, those after the dead one get another chance. */
+		is_last = receive_count >= queue->settings.max_receive_count && !blocked_group(row.group);
+		blocks = queue->settings.on_dead_letter == ON_DEAD_LETTER_BLOCK && row.group != 0;
 
 		if (lease_check(db, message->id, now) != LEASE_NONE)
 		{
-			if (!count_or_bury(message->id, receive_count, is_last))
+			if (!count_or_bury(message->id, receive_count, is_last, blocks))
 			{
 				still_out++;
 				lane->is_busy = true;
 				break;
 			}
 			id_array_add(&counted, message->id);
-			message->is_attempted = true;
+			message->precedence = row.first_id;
 			if (is_last)
 			{
 				queue->slot->dead_lettered++;
+				if (blocks)
+					blocked_add(row.queue, row.group);
 				lanes_remove(message);
 				lane->nout--;
 				continue;
@@ -365,7 +372,7 @@ embedded_settle(DatabaseSlot *db)
 		QueueSlot  *slot = lane_queues[i].slot;
 
 		if (slot->width != slot->wanted ||
-			(lane_queues[i].settings.is_paused && slot->taken != slot->offered))
+			(lanes_are_stopped(&lane_queues[i]) && slot->taken != slot->offered))
 			withdraw_offers(&lane_queues[i]);
 	}
 
@@ -381,8 +388,6 @@ embedded_room(Queue *queue)
 {
 	int			room;
 
-	if (queue->settings.is_paused)
-		return 0;
 	LWLockAcquire(shared->lease_lock, LW_SHARED);
 	room = OFFERS_PER_QUEUE - (int) (queue->slot->offered - queue->slot->taken);
 	LWLockRelease(shared->lease_lock);

@@ -102,6 +102,34 @@ window_argument(FunctionCallInfo fcinfo, const QueueSettings *settings)
 							 "at least the queue's deduplication_window, and at most 1000 days");
 }
 
+/*
+ * More waits in the queue than it is to hold? As the relay counted last: so it
+ * costs nothing, and what is not committed yet is not counted.
+ */
+static void
+check_not_full(const QueueSettings *settings)
+{
+	static LocalTransactionId warned = InvalidLocalTransactionId;
+	DatabaseSlot *db = settings->max_pending > 0 ? database_slot(MyDatabaseId) : NULL;
+	QueueSlot  *slot = db ? queue_slot(db, settings->key) : NULL;
+
+	if (slot == NULL || slot->pending <= settings->max_pending)
+		return;
+	if (settings->on_full == ON_FULL_WARN)
+	{
+		if (warned == MY_LXID)
+			return;
+		warned = MY_LXID;
+	}
+	ereport(settings->on_full == ON_FULL_REFUSE ? ERROR : WARNING,
+			(errcode(ERRCODE_TASKOUTBOX_QUEUE_FULL),
+			 errmsg("queue \"%s\" is full", settings->name),
+			 errdetail(INT64_FORMAT " tasks are pending; max_pending is " INT64_FORMAT ".",
+					   slot->pending, settings->max_pending),
+			 errhint("Let consumers catch up, or raise max_pending with %s.alter_queue.",
+					 TASKOUTBOX_SCHEMA)));
+}
+
 static char *
 optional_text(FunctionCallInfo fcinfo, int n)
 {
@@ -162,7 +190,10 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 		PUT(OUTBOX_HEADERS, PG_GETARG_DATUM(ARG_HEADERS));
 #undef PUT
 	if (first == 0)
+	{
+		check_not_full(queue_settings(queue));
 		outbox_insert(values, nulls);
+	}
 
 	if (result_desc == NULL)
 	{

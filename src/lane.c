@@ -18,8 +18,12 @@
 #include "taskoutbox.h"
 #include "lane.h"
 
+#include "blocked.h"
+
 #include "common/hashfn.h"
+#include "storage/lwlock.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #define LANE_MESSAGES 1000
 
@@ -158,6 +162,7 @@ lanes_set_queues(DatabaseSlot *db)
 			dlist_init(&queue->hungry);
 			queue->left.from = NO_SWEEP;
 			queue->slot = queue_slot_assign(db, list[i].key);
+			queue->name = MemoryContextStrdup(TopMemoryContext, list[i].name);
 			lane_nqueues++;
 			queues_added = true;
 		}
@@ -251,6 +256,8 @@ leave_behind(LeftBehind *left, int64 id)
 static void
 make_ready(Lane *lane)
 {
+	if (blocked_group(lane->key))
+		return;
 	lane->is_ready = true;
 	dlist_push_tail(&lane->queue->ready, &lane->in_queue);
 }
@@ -302,9 +309,9 @@ lane_of_group(Queue *queue, uint64 key, bool create)
 }
 
 /*
- * Put a message into a lane: at the end, or, when it was given out before, in
- * the order of ids among the others that were. The part that is out grows when
- * the message is put into it, or is out itself.
+ * Put a message into a lane: at the end, or, when it has precedence, before those
+ * that have none or have a higher one. The part that is out grows when the
+ * message is put into it, or is out itself.
  */
 static void
 lane_put(Lane *lane, Message *message, bool is_out)
@@ -316,7 +323,7 @@ lane_put(Lane *lane, Message *message, bool is_out)
 	dlist_push_tail(&lane->messages, &message->in_lane);
 	lane->nmessages++;
 
-	if (message->is_attempted && lane->key != 0)
+	if (message->precedence != 0 && lane->key != 0)
 	{
 		position = 0;
 		dlist_foreach(iter, &lane->messages)
@@ -325,7 +332,7 @@ lane_put(Lane *lane, Message *message, bool is_out)
 
 			if (other == message)
 				break;
-			if (!other->is_attempted || other->id > message->id)
+			if (other->precedence == 0 || other->precedence > message->precedence)
 			{
 				dlist_delete(&message->in_lane);
 				dlist_insert_before(iter.cur, &message->in_lane);
@@ -341,6 +348,26 @@ lane_put(Lane *lane, Message *message, bool is_out)
 		lane->nout = position + 1;
 }
 
+/* Was the row there before the table was read? Then it has been counted. */
+static bool
+is_read_again(const OutboxRow *row, RowSource source)
+{
+	return source == ROW_READ && row->id <= highest_before_scan;
+}
+
+void
+lanes_delay(const OutboxRow *row, RowSource source)
+{
+	Queue	   *queue = lanes_queue(row->queue);
+
+	if (queue && source != ROW_ANNOUNCED && !is_read_again(row, source))
+	{
+		queue->ndelayed++;
+		queue->nenqueued++;
+	}
+	highest_id = Max(highest_id, row->id);
+}
+
 void
 lanes_accept(const OutboxRow *row, RowSource source)
 {
@@ -349,9 +376,10 @@ lanes_accept(const OutboxRow *row, RowSource source)
 	Message    *message;
 	bool		found;
 	bool		is_out = source == ROW_OUT;
-	bool		is_attempted = is_out || row->receive_count > 0;
-	bool		is_again = source == ROW_READ && row->id <= highest_before_scan;
-	bool		is_new = source == ROW_NAMED || (source == ROW_READ && !is_again);
+	bool		is_again = is_read_again(row, source);
+	bool		is_new = source != ROW_OUT && source != ROW_DUE && !is_again;
+	bool		is_counted = source != ROW_ANNOUNCED && source != ROW_OUT && !is_again;
+	bool		goes_first;
 	bool		was_out;
 
 	highest_id = Max(highest_id, row->id);
@@ -361,13 +389,21 @@ lanes_accept(const OutboxRow *row, RowSource source)
 	if (queue == NULL)
 	{
 		leave_behind(&orphans, row->id);
-		norphans += is_new;
+		norphans += is_counted;
 		return;
 	}
 
-	/* What was given out goes first in its group, so it cannot be left behind. */
+	if (source == ROW_DUE && queue->ndelayed > 0)
+		queue->ndelayed--;
+
+	/*
+	 * What was given out, or what a blocked group waited for, goes first in its
+	 * group, so it cannot be left behind.
+	 */
+	goes_first = is_out || row->receive_count > 0 ||
+		(row->first_id != row->id && queue->settings.on_dead_letter == ON_DEAD_LETTER_BLOCK);
 	lane = lane_of_group(queue, row->group, false);
-	if (!is_out && !(is_attempted && row->group != 0))
+	if (!is_out && !(goes_first && row->group != 0))
 	{
 		LeftBehind *left = NULL;
 
@@ -383,12 +419,14 @@ lanes_accept(const OutboxRow *row, RowSource source)
 			if (left != &queue->left && left->from == NO_SWEEP)
 				queue->nlanes_left++;
 			leave_behind(left, row->id);
-			queue->nleft += is_new;
+			queue->nleft += is_counted;
+			queue->nenqueued += is_new && is_counted;
 			return;
 		}
 	}
 	if (is_again && queue->nleft > 0)
 		queue->nleft--;
+	queue->nenqueued += is_new;
 
 	if (is_out && row->group == 0)
 		lane = lane_create(queue, 0);
@@ -397,7 +435,7 @@ lanes_accept(const OutboxRow *row, RowSource source)
 
 	message = MemoryContextAllocZero(message_context, sizeof(Message));
 	message->id = row->id;
-	message->is_attempted = is_attempted;
+	message->precedence = goes_first ? row->first_id : 0;
 	was_out = lane->nout > 0;
 	lane_put(lane, message, is_out);
 	dlist_push_tail(&queue->messages, &message->in_queue);
@@ -500,6 +538,32 @@ lanes_end_scan(bool reached_end)
 	nrefilling = 0;
 }
 
+bool
+lanes_are_stopped(const Queue *queue)
+{
+	return queue->settings.is_paused || queue->nblocked > BLOCKED_GROUPS_MAX;
+}
+
+void
+lanes_report(Queue *queue, const char *problem)
+{
+	QueueSlot  *slot = queue->slot;
+
+	if (strncmp(slot->problem, problem ? problem : "", sizeof(slot->problem) - 1) == 0)
+		return;
+	if (problem)
+		ereport(LOG,
+				(errmsg("taskoutbox queue \"%s\" is stopped: %s", queue->name, problem)));
+	else
+		ereport(LOG,
+				(errmsg("taskoutbox queue \"%s\" goes on", queue->name)));
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	strlcpy(slot->problem, problem ? problem : "", sizeof(slot->problem));
+	slot->problem_since = GetCurrentTimestamp();
+	LWLockRelease(shared->lease_lock);
+}
+
 Lane *
 lanes_next(Queue *queue)
 {
@@ -551,9 +615,10 @@ lanes_forget(Message *message)
 	Lane	   *lane = message->lane;
 
 	lanes_remove(message);
-	if (lane->nmessages == 0 && lane->is_ready)
+	if (lane->nmessages == 0)
 	{
-		dlist_delete(&lane->in_queue);
+		if (lane->is_ready)
+			dlist_delete(&lane->in_queue);
 		lane->is_ready = false;
 		lane_rest(lane);
 	}
@@ -565,4 +630,25 @@ lanes_return(Lane *lane)
 	dlist_delete(&lane->in_queue);
 	lane->nout = 0;
 	lane_rest(lane);
+}
+
+void
+lanes_block(uint64 group)
+{
+	LaneEntry  *entry = grouped_lookup(grouped, group);
+
+	if (entry && entry->lane->is_ready)
+	{
+		dlist_delete(&entry->lane->in_queue);
+		entry->lane->is_ready = false;
+	}
+}
+
+void
+lanes_unblock(uint64 group)
+{
+	LaneEntry  *entry = grouped_lookup(grouped, group);
+
+	if (entry && entry->lane->nout == 0 && !entry->lane->is_ready)
+		lane_rest(entry->lane);
 }

@@ -24,7 +24,7 @@ typedef struct Message
 	Lane	   *lane;
 	dlist_node	in_lane;
 	dlist_node	in_queue;
-	bool		is_attempted;	/* was given out: stays ahead of its lane's others */
+	int64		precedence;		/* see lane_put; 0: as they come */
 } Message;
 
 /* What memory has no room for, of a lane or of a queue. */
@@ -56,6 +56,7 @@ struct Lane
 
 struct Queue
 {
+	char	   *name;
 	QueueSettings settings;
 	const Backend *backend;
 	QueueSlot  *slot;
@@ -68,6 +69,9 @@ struct Queue
 	int64		nlanes;
 	int64		nleft;			/* about how many rows are left behind */
 	int64		nlanes_left;	/* lanes that left some behind */
+	int64		nblocked;		/* groups that wait for a dead letter */
+	int64		ndelayed;		/* about how many rows are not due yet */
+	int64		nenqueued;		/* rows that are new since the last look at it */
 	LeftBehind	left;			/* what does not fit into the queue's share */
 };
 
@@ -89,6 +93,7 @@ typedef enum RowSource
 	ROW_ANNOUNCED,				/* will be named again */
 	ROW_NAMED,
 	ROW_READ,					/* from the table, perhaps again */
+	ROW_DUE,					/* was delayed */
 	ROW_OUT						/* in somebody's hands already */
 } RowSource;
 
@@ -97,6 +102,9 @@ typedef enum RowSource
  * passed in the order of ids.
  */
 extern void lanes_accept(const OutboxRow *row, RowSource source);
+
+/* A row that is visible, but not due yet: it is only counted. */
+extern void lanes_delay(const OutboxRow *row, RowSource source);
 
 /*
  * Let queues and lanes that have room again forget what they left behind, and
@@ -110,6 +118,15 @@ extern void lanes_begin_scan(void);
 extern bool lanes_wants_more(void);
 extern void lanes_end_scan(bool reached_end);
 
+/* Whether the queue as a whole gives out nothing. */
+extern bool lanes_are_stopped(const Queue *queue);
+
+/*
+ * Say what keeps a queue from delivering, NULL: nothing. A change goes to the log
+ * and to queue_metrics.
+ */
+extern void lanes_report(Queue *queue, const char *problem);
+
 /* The next lane to deliver from, or NULL. It is out, and has nout = 0. */
 extern Lane *lanes_next(Queue *queue);
 
@@ -121,6 +138,10 @@ extern void lanes_forget(Message *message);
 
 /* Nothing of the lane is out any more: it takes its place among the ready. */
 extern void lanes_return(Lane *lane);
+
+/* blocked_group() has become true, or false, for a group. */
+extern void lanes_block(uint64 group);
+extern void lanes_unblock(uint64 group);
 
 extern int64 lanes_memory(void);	/* bytes */
 extern int64 lanes_message_count(void);

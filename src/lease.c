@@ -28,13 +28,15 @@ typedef enum PendingKind
 	PENDING_DELETE,				/* marked; ended at commit */
 	PENDING_LOOK,				/* tell the relay to look at the message */
 	PENDING_FORGET,				/* tell it to look at all that wait */
-	PENDING_END_ALL				/* at commit, end all of the table */
+	PENDING_END_ALL,			/* at commit, end all of the table */
+	PENDING_UNDELAY				/* at commit, count a delayed one as gone */
 } PendingKind;
 
 typedef struct PendingLease
 {
 	LeaseKey	key;
 	PendingKind kind;
+	uint64		queue;			/* PENDING_UNDELAY: its queue_key() */
 	SubTransactionId subxid;
 } PendingLease;
 
@@ -225,6 +227,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		lease->until = until;
 		lease->holder = MyProcPid;
 		lease->deleter = 0;
+		lease->has_failed = false;
 		lease->queue = key;
 		n++;
 	}
@@ -298,6 +301,7 @@ pending_add(Oid outbox, int64 id, PendingKind kind)
 {
 	pending[npending].key = own_key(outbox, id);
 	pending[npending].kind = kind;
+	pending[npending].queue = 0;
 	pending[npending].subxid = GetCurrentSubTransactionId();
 	npending++;
 }
@@ -322,7 +326,7 @@ lease_mark_deleting(Oid outbox, const Receipt *receipt)
 }
 
 LeaseResult
-lease_change(Oid outbox, const Receipt *receipt, TimestampTz until)
+lease_change(Oid outbox, const Receipt *receipt, TimestampTz until, bool has_failed)
 {
 	DatabaseSlot *db = database_slot(MyDatabaseId);
 	Lease	   *lease;
@@ -334,6 +338,7 @@ lease_change(Oid outbox, const Receipt *receipt, TimestampTz until)
 	if (result == LEASE_OK)
 	{
 		lease->until = until;
+		lease->has_failed = has_failed;
 		if (db && until < db->next_expiry)
 		{
 			db->next_expiry = until;
@@ -344,6 +349,28 @@ lease_change(Oid outbox, const Receipt *receipt, TimestampTz until)
 
 	if (wake)
 		wake_relay(db);
+	return result;
+}
+
+bool
+lease_retry(Oid outbox, const Lease *seen)
+{
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	Lease	   *lease;
+	bool		result;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	lease = lease_find(seen->key);
+	result = lease && lease->has_failed && lease->deleter == 0 &&
+		memcmp(lease->secret, seen->secret, LEASE_SECRET_BYTES) == 0;
+	if (result)
+	{
+		lease->until = GetCurrentTimestamp();
+		if (db)
+			db->next_expiry = Min(db->next_expiry, lease->until);
+	}
+	LWLockRelease(shared->lease_lock);
+
 	return result;
 }
 
@@ -374,6 +401,16 @@ lease_forget_at_end(Oid outbox, int64 id)
 }
 
 void
+lease_undelay_at_commit(Oid outbox, int64 id, uint64 queue)
+{
+	if (shared == NULL)
+		return;
+	pending_reserve();
+	pending_add(outbox, id, PENDING_UNDELAY);
+	pending[npending - 1].queue = queue;
+}
+
+void
 lease_end_all_at_commit(Oid outbox)
 {
 	pending_reserve();
@@ -400,11 +437,13 @@ static void
 pending_finish(int from, bool committed)
 {
 	DatabaseSlot *db;
+	TimestampTz now;
 
 	if (npending <= from)
 		return;
 
 	db = database_slot(MyDatabaseId);
+	now = GetCurrentTimestamp();
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	for (int i = from; i < npending; i++)
 	{
@@ -412,6 +451,13 @@ pending_finish(int from, bool committed)
 
 		if (pending[i].kind == PENDING_END_ALL && committed)
 			remove_leases(MyDatabaseId, pending[i].key.outbox);
+		if (pending[i].kind == PENDING_UNDELAY && committed)
+		{
+			QueueSlot  *queue = db ? queue_slot(db, pending[i].queue) : NULL;
+
+			if (queue)
+				queue->undelayed++;
+		}
 		if (pending[i].kind != PENDING_DELETE)
 			continue;
 		lease = lease_find(pending[i].key);
@@ -422,7 +468,10 @@ pending_finish(int from, bool committed)
 			QueueSlot  *queue = db ? queue_slot(db, lease->queue) : NULL;
 
 			if (queue)
+			{
 				queue->delivered++;
+				rate_add(&queue->delivered_rate, 1, now);
+			}
 			lease_remove(pending[i].key);
 		}
 		else

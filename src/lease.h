@@ -29,6 +29,7 @@ typedef struct Lease
 	TimestampTz until;			/* wall clock */
 	int			holder;			/* pid of the session that received it */
 	int			deleter;		/* pid of the open transaction that deletes, or 0 */
+	bool		has_failed;		/* change_visibility said so: it waits for its next try */
 	uint64		queue;			/* queue_key() */
 } Lease;
 
@@ -78,8 +79,17 @@ extern void lease_give_back(Oid outbox, const Receipt *receipts, int n);
  */
 extern LeaseResult lease_mark_deleting(Oid outbox, const Receipt *receipt);
 
-/* Move the end of a lease; at once, whatever becomes of the transaction. */
-extern LeaseResult lease_change(Oid outbox, const Receipt *receipt, TimestampTz until);
+/*
+ * Move the end of a lease; at once, whatever becomes of the transaction.
+ * has_failed: its holder has given up, and it waits for its next try.
+ */
+extern LeaseResult lease_change(Oid outbox, const Receipt *receipt, TimestampTz until, bool has_failed);
+
+/*
+ * End the wait for the next try of a lease that lease_snapshot showed, if it still
+ * does. The relay has to be woken afterwards.
+ */
+extern bool lease_retry(Oid outbox, const Lease *seen);
 
 /* This transaction changes the row: the relay is to look again when it ends. */
 extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
@@ -90,6 +100,9 @@ extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
  * is to forget what is gone when it ends.
  */
 extern void lease_forget_at_end(Oid outbox, int64 id);
+
+/* This transaction deletes a row that is not due yet, of a queue (its queue_key()). */
+extern void lease_undelay_at_commit(Oid outbox, int64 id, uint64 queue);
 
 /* The table is truncated: no lease outlives that, and the relay starts anew. */
 extern void lease_end_all_at_commit(Oid outbox);

@@ -24,6 +24,7 @@
 #include "common/hashfn.h"
 #include "executor/executor.h"
 #include "executor/spi.h"
+#include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -76,8 +77,8 @@ queue_key(const char *name, int len)
 	return key == 0 ? 1 : key;
 }
 
-static uint64
-group_key(uint64 queue, text *group)
+uint64
+group_key(uint64 queue, const text *group)
 {
 	uint64		key = hash_bytes_extended((const unsigned char *) VARDATA_ANY(group),
 										  VARSIZE_ANY_EXHDR(group), queue);
@@ -124,7 +125,7 @@ outbox_insert(const Datum *values, const bool *nulls)
 }
 
 OutboxFate
-outbox_delete(int64 id)
+outbox_delete(int64 id, OutboxRow *row)
 {
 	OutboxReader *reader = outbox_begin_dirty();
 	OutboxFate	fate;
@@ -135,6 +136,8 @@ outbox_delete(int64 id)
 		TM_FailureData failure;
 
 		CHECK_FOR_INTERRUPTS();
+		if (row)
+			*row = outbox_row(reader);
 		/* When someone was faster after all, look what became of it. */
 		if (table_tuple_delete(reader->rel, &reader->slot->tts_tid,
 							   GetCurrentCommandId(true), InvalidSnapshot, InvalidSnapshot,
@@ -248,6 +251,8 @@ outbox_row(OutboxReader *reader)
 
 	name = DatumGetTextPP(slot->tts_values[OUTBOX_QUEUE - 1]);
 	row.id = DatumGetInt64(slot->tts_values[OUTBOX_ID - 1]);
+	row.first_id = slot->tts_isnull[OUTBOX_REDRIVEN_FROM - 1] ? row.id :
+		DatumGetInt64(slot->tts_values[OUTBOX_REDRIVEN_FROM - 1]);
 	row.receive_count = DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
 	row.deliver_at = slot->tts_isnull[OUTBOX_DELIVER_AT - 1] ? DT_NOBEGIN :
 		DatumGetTimestampTz(slot->tts_values[OUTBOX_DELIVER_AT - 1]);
@@ -273,21 +278,23 @@ outbox_look(OutboxReader *reader, int64 id)
 }
 
 /*
- * All names in the statement are qualified, operators too: it is parsed under
- * the caller's search_path.
+ * SQL as the owner. All names in a statement are qualified, operators too: it is
+ * parsed under the caller's search_path. Leaves what to hand to end_as_owner.
  */
-uint64
-outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
-			   const Datum *values, const char *nulls, bool is_now, int64 *result)
+typedef struct Caller
+{
+	Oid			userid;
+	int			sec_context;
+} Caller;
+
+static Caller
+begin_as_owner(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types)
 {
 	Oid			owner = outbox_owner();
-	Oid			save_userid;
-	int			save_sec_context;
-	int			code;
-	uint64		processed;
+	Caller		caller;
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(owner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	GetUserIdAndSecContext(&caller.userid, &caller.sec_context);
+	SetUserIdAndSecContext(owner, caller.sec_context | SECURITY_LOCAL_USERID_CHANGE);
 	SPI_connect();
 	if (*plan == NULL)
 	{
@@ -296,6 +303,24 @@ outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 			elog(ERROR, "could not prepare \"%s\"", sql);
 		SPI_keepplan(*plan);
 	}
+	return caller;
+}
+
+static void
+end_as_owner(Caller caller)
+{
+	SPI_finish();
+	SetUserIdAndSecContext(caller.userid, caller.sec_context);
+}
+
+uint64
+outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+			   const Datum *values, const char *nulls, bool is_now, int64 *result)
+{
+	Caller		caller = begin_as_owner(plan, sql, nargs, types);
+	int			code;
+	uint64		processed;
+
 	if (is_now)
 	{
 		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -316,10 +341,25 @@ outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 
 		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
 	}
-	SPI_finish();
-	SetUserIdAndSecContext(save_userid, save_sec_context);
+	end_as_owner(caller);
 
 	return processed;
+}
+
+void
+outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nargs,
+			 const Oid *types, const Datum *values)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Caller		caller;
+
+	InitMaterializedSRF(fcinfo, 0);
+	caller = begin_as_owner(plan, sql, nargs, types);
+	if (SPI_execute_plan(*plan, (Datum *) values, NULL, true, 0) < 0)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	for (uint64 i = 0; i < SPI_processed; i++)
+		tuplestore_puttuple(rsinfo->setResult, SPI_tuptable->vals[i]);
+	end_as_owner(caller);
 }
 
 bool
@@ -337,12 +377,12 @@ outbox_count_receive(int64 id, int receive_count)
 }
 
 bool
-outbox_bury(int64 id, int receive_count, const char *reason)
+outbox_bury(int64 id, int receive_count, const char *stage, const char *reason, bool blocks)
 {
 	static SPIPlanPtr plan = NULL;
-	Oid			types[] = {INT8OID, INT4OID, TEXTOID};
+	Oid			types[] = {INT8OID, INT4OID, TEXTOID, TEXTOID, BOOLOID};
 	Datum		values[] = {Int64GetDatum(id), Int32GetDatum(receive_count),
-		CStringGetTextDatum(reason)
+		CStringGetTextDatum(stage), CStringGetTextDatum(reason), BoolGetDatum(blocks)
 	};
 
 	return outbox_execute(&plan,
@@ -350,10 +390,11 @@ outbox_bury(int64 id, int receive_count, const char *reason)
 						  "WHERE id OPERATOR(pg_catalog.=) (SELECT id FROM taskoutbox.task_outbox "
 						  "WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED) RETURNING *) "
 						  "INSERT INTO taskoutbox.dead_letter (id, enqueued_at, receive_count, queue, "
-						  "group_id, task_type, payload, deduplication_id, headers, reason, last_error, redriven_from) "
+						  "group_id, task_type, payload, deduplication_id, headers, stage, reason, last_error, "
+						  "redriven_from, blocks) "
 						  "SELECT id, enqueued_at, $2, queue, group_id, task_type, payload, "
-						  "deduplication_id, headers, $3, last_error, redriven_from FROM dead",
-							3, types, values, NULL, true, NULL) > 0;
+						  "deduplication_id, headers, $3, $4, last_error, redriven_from, $5 FROM dead",
+							lengthof(values), types, values, NULL, true, NULL) > 0;
 }
 
 bool
@@ -367,4 +408,21 @@ outbox_set_error(int64 id, const char *error)
 						  "UPDATE taskoutbox.task_outbox SET last_error = $2 "
 						  "WHERE id OPERATOR(pg_catalog.=) $1",
 							2, types, values, NULL, true, NULL) > 0;
+}
+
+bool
+outbox_forget_letters(const char *queue, TimestampTz before)
+{
+	static SPIPlanPtr plan = NULL;
+	Oid			types[] = {TEXTOID, TIMESTAMPTZOID, INT4OID};
+	Datum		values[] = {CStringGetTextDatum(queue), TimestampTzGetDatum(before),
+		Int32GetDatum(FORGET_BATCH)
+	};
+
+	return outbox_execute(&plan,
+						  "DELETE FROM taskoutbox.dead_letter WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT ctid FROM taskoutbox.dead_letter "
+						  "WHERE queue OPERATOR(pg_catalog.=) $1 AND died_at OPERATOR(pg_catalog.<) $2 AND NOT blocks "
+						  "ORDER BY died_at LIMIT $3 FOR UPDATE SKIP LOCKED))",
+						  lengthof(values), types, values, NULL, true, NULL) == FORGET_BATCH;
 }

@@ -10,6 +10,7 @@
 #include "access/genam.h"
 #include "executor/spi.h"
 #include "executor/tuptable.h"
+#include "fmgr.h"
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
@@ -19,6 +20,7 @@ enum
 	OUTBOX_ID = 1,
 	OUTBOX_ENQUEUED_AT,
 	OUTBOX_DELIVER_AT,
+	OUTBOX_REDRIVEN_FROM,
 	OUTBOX_RECEIVE_COUNT,
 	OUTBOX_QUEUE,
 	OUTBOX_GROUP_ID,
@@ -27,14 +29,14 @@ enum
 	OUTBOX_DEDUPLICATION_ID,
 	OUTBOX_HEADERS,
 	OUTBOX_LAST_ERROR,
-	OUTBOX_REDRIVEN_FROM,
-	OUTBOX_COLUMNS = OUTBOX_REDRIVEN_FROM
+	OUTBOX_COLUMNS = OUTBOX_LAST_ERROR
 };
 
 /* What the relay needs of a row. */
 typedef struct OutboxRow
 {
 	int64		id;
+	int64		first_id;		/* of the task that it was redriven from, or its own */
 	int			receive_count;
 	TimestampTz deliver_at;		/* DT_NOBEGIN: at once */
 	uint64		queue;			/* queue_key() */
@@ -59,8 +61,9 @@ extern Oid	outbox_relid(void);
 extern Oid	outbox_sibling_relid(const char *name);
 extern Oid	outbox_owner(void);
 
-/* Hash of a queue's name, never 0. */
+/* Hash of a queue's name, and of a group in it, never 0. */
 extern uint64 queue_key(const char *name, int len);
+extern uint64 group_key(uint64 queue, const text *group);
 
 /*
  * Draw an id, with a lock on the table that is kept until the transaction ends;
@@ -88,8 +91,8 @@ typedef enum OutboxFate
 extern OutboxReader *outbox_begin_dirty(void);
 extern OutboxFate outbox_look(OutboxReader *reader, int64 id);
 
-/* Delete a row if it is HERE; returns what it was. */
-extern OutboxFate outbox_delete(int64 id);
+/* Delete a row if it is HERE; returns what it was, and in *row, if not NULL, what it said. */
+extern OutboxFate outbox_delete(int64 id, OutboxRow *row);
 
 /*
  * The delayed rows (deliver_at is set) that are due after one time and up to
@@ -108,12 +111,26 @@ extern TimestampTz outbox_next_due(OutboxReader *reader, TimestampTz after);
 extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 							 const Datum *values, const char *nulls, bool is_now, int64 *result);
 
+/* Run a query like that, and return its rows from a set-returning function. */
+extern void outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nargs,
+						 const Oid *types, const Datum *values);
+
 /*
  * Changes of a row. They return false when it is gone or another transaction
- * holds it; outbox_set_error waits for that one.
+ * holds it; outbox_set_error waits for that one. outbox_bury moves it to the dead
+ * letters: stage is "relay" or "consumer"; blocks: its message group waits.
  */
 extern bool outbox_count_receive(int64 id, int receive_count);
-extern bool outbox_bury(int64 id, int receive_count, const char *reason);
+extern bool outbox_bury(int64 id, int receive_count, const char *stage, const char *reason,
+						bool blocks);
 extern bool outbox_set_error(int64 id, const char *error);
+
+/*
+ * Delete dead letters of a queue that died before a time and block no group, up
+ * to so many. Returns whether there may be more.
+ */
+#define FORGET_BATCH 1000
+
+extern bool outbox_forget_letters(const char *queue, TimestampTz before);
 
 #endif							/* TASKOUTBOX_OUTBOX_H */

@@ -18,6 +18,7 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -32,15 +33,49 @@
 #include "outbox.h"
 #include "shared.h"
 
+/*
+ * The settings, in the order in which the table queue and alter_queue have them.
+ * Each is one number in QueueSettings: an interval in microseconds, a number, or
+ * the place of a word among those that are allowed.
+ */
+typedef struct Setting
+{
+	const char *name;			/* of the column and of the argument */
+	Oid			type;
+	size_t		offset;			/* in QueueSettings */
+	int64		built_in;		/* of the queue "default"; and of create_queue */
+	int64		low;
+	int64		high;
+	const char *limits;			/* those two, in words */
+	const char *words[3];		/* of a text; ended by NULL */
+} Setting;
+
+#define SETTING(name) #name, .offset = offsetof(QueueSettings, name)
+
+static const Setting settings[] = {
+	{SETTING(visibility_timeout), .type = INTERVALOID, .built_in = 30 * USECS_PER_SEC,
+	.low = 1, .high = VISIBILITY_MAX, .limits = "more than 0 and at most 12 hours"},
+	{SETTING(max_receive_count), .type = INT4OID, .built_in = 5,
+	.low = 1, .high = RECEIVE_COUNT_MAX, .limits = "between 1 and 1000"},
+	{SETTING(deduplication_window), .type = INTERVALOID, .built_in = 5 * 60 * USECS_PER_SEC,
+	.low = 1, .high = DEDUPLICATION_WINDOW_MAX, .limits = "more than 0 and at most 1000 days"},
+	{SETTING(on_dead_letter), .type = TEXTOID, .built_in = ON_DEAD_LETTER_SKIP,
+	.words = {"skip", "block"}},
+	{SETTING(dead_letter_retention), .type = INTERVALOID, .built_in = 90 * USECS_PER_DAY,
+	.low = 1, .high = 36000 * USECS_PER_DAY, .limits = "more than 0 and at most 100 years"},
+	{SETTING(max_pending), .type = INT8OID, .built_in = 0,
+	.low = 0, .high = PG_INT64_MAX, .limits = "0 (no limit) or more"},
+	{SETTING(on_full), .type = TEXTOID, .built_in = ON_FULL_WARN,
+	.words = {"warn", "refuse"}}
+};
+
 /* Columns of the table queue. */
 enum
 {
 	QUEUE_NAME = 1,
 	QUEUE_BACKEND,
-	QUEUE_VISIBILITY_TIMEOUT,
-	QUEUE_MAX_RECEIVE_COUNT,
-	QUEUE_DEDUPLICATION_WINDOW,
-	QUEUE_PAUSED
+	QUEUE_SETTINGS,				/* the first of them */
+	QUEUE_PAUSED = QUEUE_SETTINGS + lengthof(settings)
 };
 
 static MemoryContext cache_context = NULL;
@@ -92,6 +127,43 @@ interval_argument(const char *argument, const Interval *interval,
 				 errmsg("%s is out of range", argument),
 				 errdetail("It must be %s.", limits)));
 	return (int64) microseconds;
+}
+
+static int64 *
+setting_of(QueueSettings *queue, const Setting *setting)
+{
+	return (int64 *) ((char *) queue + setting->offset);
+}
+
+/* A value as a number; TO010 when it is not allowed. */
+static int64
+setting_value(const Setting *setting, Datum value)
+{
+	int64		number;
+
+	if (setting->type == INTERVALOID)
+		return interval_argument(setting->name, DatumGetIntervalP(value),
+								 setting->low, setting->high, setting->limits);
+	if (setting->type == TEXTOID)
+	{
+		const char *word = TextDatumGetCString(value);
+
+		for (int i = 0; setting->words[i]; i++)
+		{
+			if (strcmp(setting->words[i], word) == 0)
+				return i;
+		}
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("%s must be \"%s\" or \"%s\"", setting->name, setting->words[0], setting->words[1])));
+	}
+	number = setting->type == INT4OID ? DatumGetInt32(value) : DatumGetInt64(value);
+	if (number < setting->low || number > setting->high)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("%s is out of range", setting->name),
+				 errdetail("It must be %s.", setting->limits)));
+	return number;
 }
 
 /* Add a queue to the cache, to be filled in. */
@@ -150,11 +222,8 @@ load(void)
 		slot_getallattrs(slot);
 		queue = cache_add(TextDatumGetCString(values[QUEUE_NAME - 1]),
 						  TextDatumGetCString(values[QUEUE_BACKEND - 1]));
-		queue->visibility_timeout =
-			interval_microseconds(DatumGetIntervalP(values[QUEUE_VISIBILITY_TIMEOUT - 1]));
-		queue->max_receive_count = DatumGetInt32(values[QUEUE_MAX_RECEIVE_COUNT - 1]);
-		queue->deduplication_window =
-			interval_microseconds(DatumGetIntervalP(values[QUEUE_DEDUPLICATION_WINDOW - 1]));
+		for (int i = 0; i < lengthof(settings); i++)
+			*setting_of(queue, &settings[i]) = setting_value(&settings[i], values[QUEUE_SETTINGS + i - 1]);
 		queue->is_paused = DatumGetBool(values[QUEUE_PAUSED - 1]);
 		if (strcmp(queue->name, TASKOUTBOX_DEFAULT_QUEUE) == 0)
 			has_default = true;
@@ -164,14 +233,12 @@ load(void)
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
 
-	/* These are the defaults of create_queue, too. */
 	if (!has_default)
 	{
 		QueueSettings *queue = cache_add(TASKOUTBOX_DEFAULT_QUEUE, "embedded");
 
-		queue->visibility_timeout = 30 * USECS_PER_SEC;
-		queue->max_receive_count = 5;
-		queue->deduplication_window = 5 * 60 * USECS_PER_SEC;
+		for (int i = 0; i < lengthof(settings); i++)
+			*setting_of(queue, &settings[i]) = settings[i].built_in;
 		queue->is_built_in = true;
 	}
 	cached_generation = seen;
@@ -279,22 +346,24 @@ queue_init(void)
 	RegisterXactCallback(queue_xact_callback, NULL);
 }
 
-/* Arguments of create_queue and alter_queue from a position on; null: as it is. */
+/*
+ * Put arguments (in the order of the settings; null: as it is) into a queue's
+ * settings, and see whether they are allowed, each and together.
+ */
 static void
-check_settings(FunctionCallInfo fcinfo, int first)
+apply_settings(QueueSettings *queue, const NullableDatum *arguments)
 {
-	if (!PG_ARGISNULL(first))
-		(void) interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(first),
-								 1, VISIBILITY_MAX, "more than 0 and at most 12 hours");
-	if (!PG_ARGISNULL(first + 1) &&
-		(PG_GETARG_INT32(first + 1) < 1 || PG_GETARG_INT32(first + 1) > RECEIVE_COUNT_MAX))
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		if (!arguments[i].isnull)
+			*setting_of(queue, &settings[i]) = setting_value(&settings[i], arguments[i].value);
+	}
+	if (queue->on_full == ON_FULL_REFUSE && queue->max_pending == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
-				 errmsg("max_receive_count is out of range"),
-				 errdetail("It must be between 1 and %d.", RECEIVE_COUNT_MAX)));
-	if (!PG_ARGISNULL(first + 2))
-		(void) interval_argument("deduplication_window", PG_GETARG_INTERVAL_P(first + 2),
-								 1, DEDUPLICATION_WINDOW_MAX, "more than 0 and at most 1000 days");
+				 errmsg("on_full \"refuse\" needs max_pending"),
+				 errdetail("Queue \"%s\" has no max_pending, so it is never full.", queue->name),
+				 errhint("Pass max_pending, too, or on_full => 'warn'.")));
 }
 
 Datum
@@ -302,20 +371,29 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
 	char	   *backend = check_name("backend", fcinfo, 1);
+	QueueSettings queue = {.name = name};
 	static SPIPlanPtr plan = NULL;
-	static const Oid types[] = {TEXTOID, TEXTOID, INTERVALOID, INT4OID, INTERVALOID};
-	Datum		values[5];
+	Oid			types[2 + lengthof(settings)] = {TEXTOID, TEXTOID};
+	Datum		values[lengthof(types)];
+	StringInfoData columns;
+	StringInfoData parameters;
 
 	PreventCommandIfReadOnly("taskoutbox.create_queue()");
-	check_not_null("visibility_timeout", fcinfo, 2);
-	check_not_null("max_receive_count", fcinfo, 3);
-	check_not_null("deduplication_window", fcinfo, 4);
-	check_settings(fcinfo, 2);
 	if (backend_by_name(backend) == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("backend \"%s\" is not known", backend),
 				 errhint("The only backend of this version is \"embedded\".")));
+	initStringInfo(&columns);
+	initStringInfo(&parameters);
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		check_not_null(settings[i].name, fcinfo, 2 + i);
+		types[2 + i] = settings[i].type;
+		appendStringInfo(&columns, ", %s", settings[i].name);
+		appendStringInfo(&parameters, ", $%d", 3 + i);
+	}
+	apply_settings(&queue, &fcinfo->args[2]);
 
 	/* Two sessions that create queues at the same time see each other's. */
 	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
@@ -331,67 +409,88 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 	for (int i = 0; i < lengthof(values); i++)
 		values[i] = PG_GETARG_DATUM(i);
 	(void) outbox_execute(&plan,
-						  "INSERT INTO taskoutbox.queue (name, backend, visibility_timeout, max_receive_count, "
-						  "deduplication_window) VALUES ($1, $2, $3, $4, $5)",
+						  psprintf("INSERT INTO taskoutbox.queue (name, backend%s) VALUES ($1, $2%s)",
+								   columns.data, parameters.data),
 						  lengthof(values), types, values, NULL, true, NULL);
 	PG_RETURN_VOID();
 }
 
-/*
- * Change settings of a queue; a null leaves one as it is. The queue "default"
- * gets its row here.
- */
+/* The queue "default" gets its row when it is changed. */
 static void
-change_queue(const char *name, const NullableDatum *settings, int paused)
+store_default(const char *name)
 {
-	static SPIPlanPtr insert = NULL;
-	static SPIPlanPtr update = NULL;
-	static const Oid types[] = {TEXTOID, INTERVALOID, INT4OID, INTERVALOID, BOOLOID};
-	Datum		values[5] = {0};
-	char		nulls[5] = {' ', 'n', 'n', 'n', 'n'};
+	static SPIPlanPtr plan = NULL;
 
 	if (queue_settings(name)->is_built_in)
-		(void) outbox_execute(&insert,
+		(void) outbox_execute(&plan,
 							  "INSERT INTO taskoutbox.queue (name) VALUES ('default') "
 							  "ON CONFLICT (name) DO NOTHING",
 							  0, NULL, NULL, NULL, true, NULL);
-
-	values[0] = CStringGetTextDatum(name);
-	for (int i = 0; settings && i < 3; i++)
-	{
-		values[i + 1] = settings[i].value;
-		nulls[i + 1] = settings[i].isnull ? 'n' : ' ';
-	}
-	if (paused >= 0)
-	{
-		values[4] = BoolGetDatum(paused);
-		nulls[4] = ' ';
-	}
-	if (outbox_execute(&update,
-					   "UPDATE taskoutbox.queue SET visibility_timeout = COALESCE($2, visibility_timeout), "
-					   "max_receive_count = COALESCE($3, max_receive_count), "
-					   "deduplication_window = COALESCE($4, deduplication_window), "
-					   "paused = COALESCE($5, paused) WHERE name OPERATOR(pg_catalog.=) $1",
-					   lengthof(values), types, values, nulls, true, NULL) == 0)
-		unknown_queue(name);	/* dropped just now */
 }
 
 Datum
 taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
+	QueueSettings queue;
+	static SPIPlanPtr update = NULL;
+	static SPIPlanPtr unblock = NULL;
+	Oid			types[1 + lengthof(settings)] = {TEXTOID};
+	Datum		values[lengthof(types)];
+	char		nulls[lengthof(types)] = {' '};
+	StringInfoData assignments;
 
 	PreventCommandIfReadOnly("taskoutbox.alter_queue()");
-	check_settings(fcinfo, 1);
-	change_queue(name, &fcinfo->args[1], -1);
+	/* Nobody else changes what we compare with. */
+	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
+	store_default(name);
+	queue = *queue_settings(name);
+	queue.name = name;			/* the cache can be read again */
+	apply_settings(&queue, &fcinfo->args[1]);
+
+	values[0] = CStringGetTextDatum(name);
+	initStringInfo(&assignments);
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		types[1 + i] = settings[i].type;
+		values[1 + i] = fcinfo->args[1 + i].value;
+		nulls[1 + i] = PG_ARGISNULL(1 + i) ? 'n' : ' ';
+		appendStringInfo(&assignments, "%s%s = COALESCE($%d, %s)", i == 0 ? "" : ", ",
+						 settings[i].name, 2 + i, settings[i].name);
+	}
+	(void) outbox_execute(&update,
+						  psprintf("UPDATE taskoutbox.queue SET %s WHERE name OPERATOR(pg_catalog.=) $1",
+								   assignments.data),
+						  lengthof(values), types, values, nulls, true, NULL);
+
+	/* Groups that wait for a dead letter go on. */
+	if (queue.on_dead_letter == ON_DEAD_LETTER_SKIP)
+		(void) outbox_execute(&unblock,
+							  "UPDATE taskoutbox.dead_letter SET blocks = false "
+							  "WHERE queue OPERATOR(pg_catalog.=) $1 AND blocks",
+							  1, types, values, NULL, true, NULL);
 	PG_RETURN_VOID();
+}
+
+static void
+set_paused(const char *name, bool paused)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, BOOLOID};
+	Datum		values[] = {CStringGetTextDatum(name), BoolGetDatum(paused)};
+
+	store_default(name);
+	if (outbox_execute(&plan,
+					   "UPDATE taskoutbox.queue SET paused = $2 WHERE name OPERATOR(pg_catalog.=) $1",
+					   lengthof(values), types, values, NULL, true, NULL) == 0)
+		unknown_queue(name);	/* dropped just now */
 }
 
 Datum
 taskoutbox_pause_queue(PG_FUNCTION_ARGS)
 {
 	PreventCommandIfReadOnly("taskoutbox.pause_queue()");
-	change_queue(check_name("name", fcinfo, 0), NULL, true);
+	set_paused(check_name("name", fcinfo, 0), true);
 	PG_RETURN_VOID();
 }
 
@@ -399,7 +498,7 @@ Datum
 taskoutbox_resume_queue(PG_FUNCTION_ARGS)
 {
 	PreventCommandIfReadOnly("taskoutbox.resume_queue()");
-	change_queue(check_name("name", fcinfo, 0), NULL, false);
+	set_paused(check_name("name", fcinfo, 0), false);
 	PG_RETURN_VOID();
 }
 

@@ -17,14 +17,31 @@
 
 #define DEDUPLICATION_WINDOW_MAX (1000 * USECS_PER_DAY)
 
+/* As the list of settings in queue.c has them. */
+typedef enum OnDeadLetter
+{
+	ON_DEAD_LETTER_SKIP,
+	ON_DEAD_LETTER_BLOCK
+} OnDeadLetter;
+
+typedef enum OnFull
+{
+	ON_FULL_WARN,
+	ON_FULL_REFUSE
+} OnFull;
+
 typedef struct QueueSettings
 {
 	char	   *name;
 	uint64		key;			/* queue_key() */
 	char	   *backend;
-	int64		visibility_timeout; /* microseconds */
-	int			max_receive_count;
-	int64		deduplication_window;	/* microseconds */
+	int64		visibility_timeout; /* microseconds, as all intervals here */
+	int64		max_receive_count;
+	int64		deduplication_window;
+	int64		on_dead_letter;
+	int64		dead_letter_retention;
+	int64		max_pending;	/* 0: no limit */
+	int64		on_full;
 	bool		is_paused;
 	bool		is_built_in;	/* there is no row */
 } QueueSettings;

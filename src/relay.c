@@ -38,6 +38,7 @@
 
 #include "ask.h"
 #include "backend.h"
+#include "blocked.h"
 #include "deduplication.h"
 #include "id_array.h"
 #include "lane.h"
@@ -83,6 +84,7 @@ static TimestampTz due_up_to = DT_NOBEGIN;
 static TimestampTz next_due = DT_NOEND;
 
 static bool is_started = false;
+static bool is_complete = false;	/* all that was there at the start is known */
 static TimestampTz next_fallback = 0;
 static TimestampTz next_purge = 0;
 
@@ -153,6 +155,19 @@ floor_propose(TimestampTz now)
 	memcpy(floor_holders, holders, (n + 1) * sizeof(VirtualTransactionId));
 }
 
+static bool
+take_flag(bool *flag)
+{
+	bool		was_set;
+
+	SpinLockAcquire(&db->mutex);
+	was_set = *flag;
+	*flag = false;
+	SpinLockRelease(&db->mutex);
+
+	return was_set;
+}
+
 /*
  * Serving: hand out what is ready. Called in a round, and while reading.
  */
@@ -169,7 +184,7 @@ serve(void)
 	for (int i = 0; i < lane_nqueues; i++)
 	{
 		Queue	   *queue = &lane_queues[i];
-		int			room = queue->backend->room(queue);
+		int			room = lanes_are_stopped(queue) ? 0 : queue->backend->room(queue);
 
 		while (room > 0)
 		{
@@ -181,7 +196,19 @@ serve(void)
 			room -= lane->nout;
 		}
 		queue->slot->more = !dlist_is_empty(&queue->ready);
-		queue->slot->waiting = queue->nmessages + queue->nleft;
+		queue->slot->pending = queue->nmessages + queue->nleft;
+		if (queue->slot->undelayed > 0)
+		{
+			LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+			queue->ndelayed = Max(0, queue->ndelayed - queue->slot->undelayed);
+			queue->slot->undelayed = 0;
+			LWLockRelease(shared->lease_lock);
+		}
+		queue->slot->delayed = queue->ndelayed;
+		queue->slot->blocked = queue->nblocked;
+		if (queue->nenqueued > 0 && is_complete)
+			rate_add(&queue->slot->enqueued_rate, queue->nenqueued, GetCurrentTimestamp());
+		queue->nenqueued = 0;
 		queue->slot->oldest_id = dlist_is_empty(&queue->messages) ? 0 :
 			dlist_container(Message, in_queue, dlist_head_node(&queue->messages))->id;
 	}
@@ -201,9 +228,10 @@ messages_on_offer(Queue *queue)
 
 /*
  * Answer questions: one receive per message on offer and, when all that was
- * committed before they were asked is known, those that do not wait. Returns whether some still wait, and
- * in *renew whether others were answered in their queue: those may never come,
- * so it is worth a look soon.
+ * committed before they were asked is known, those that do not wait; those for
+ * figures also while the table is read. Returns whether some still wait, and in
+ * *renew whether others were answered in their queue: those may never come, so it
+ * is worth a look soon.
  */
 static bool
 answer(bool *renew)
@@ -228,7 +256,7 @@ answer(bool *renew)
 
 		if (queue && on_offer[queue - lane_queues] > 0)
 			on_offer[queue - lane_queues]--;
-		else if (question->wait || !asked_before)
+		else if (question->wait || (!asked_before && question->queue != 0))
 		{
 			waiting = true;
 			*renew |= queue && messages_on_offer(queue) > 0;
@@ -238,6 +266,20 @@ answer(bool *renew)
 	}
 	pfree(on_offer);
 	return waiting;
+}
+
+/* What keeps whole queues from delivering. */
+static void
+report_problems(void)
+{
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		Queue	   *queue = &lane_queues[i];
+
+		lanes_report(queue, queue->nblocked <= BLOCKED_GROUPS_MAX ? NULL :
+					 psprintf("more than %d of its message groups wait for dead letters to be redriven or purged",
+							  BLOCKED_GROUPS_MAX));
+	}
 }
 
 /*
@@ -352,7 +394,10 @@ take_in_row(OutboxReader *reader, RowSource source)
 	if (row.deliver_at <= due_up_to)
 		lanes_accept(&row, source);
 	else
+	{
+		lanes_delay(&row, source);
 		next_due = Min(next_due, row.deliver_at);
+	}
 	return row.id;
 }
 
@@ -368,8 +413,33 @@ take_in_due(Snapshot snapshot, TimestampTz now)
 	outbox_scan_due(reader, due_up_to, now);
 	due_up_to = now;
 	while (outbox_next(reader))
-		(void) take_in_row(reader, ROW_NAMED);
+		(void) take_in_row(reader, ROW_DUE);
 	next_due = outbox_next_due(reader, now);
+	outbox_end(reader);
+
+	for (int i = 0; i < lane_nqueues && next_due == DT_NOEND; i++)
+		lane_queues[i].ndelayed = 0;
+}
+
+/*
+ * Delayed rows are counted as they come and go. What was purged is not seen to go,
+ * so then they are counted anew.
+ */
+static void
+count_delayed(Snapshot snapshot)
+{
+	OutboxReader *reader = outbox_begin_due(snapshot);
+
+	for (int i = 0; i < lane_nqueues; i++)
+		lane_queues[i].ndelayed = 0;
+	outbox_scan_due(reader, due_up_to, DT_NOEND);
+	while (outbox_next(reader))
+	{
+		Queue	   *queue = lanes_queue(outbox_row(reader).queue);
+
+		if (queue)
+			queue->ndelayed++;
+	}
 	outbox_end(reader);
 }
 
@@ -450,6 +520,8 @@ take_in(TimestampTz now)
 	int64		refill_from;
 	int64		read_from;
 	bool		is_settled = floor_is_settled();
+	bool		check_blocked = take_flag(&db->check_blocked);
+	bool		check_rows = db->check_rows;	/* it is settle that takes it */
 
 	/* The order of these three is what everything stands on. */
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -478,6 +550,7 @@ take_in(TimestampTz now)
 	if (!is_started)
 	{
 		due_up_to = now;
+		blocked_read(snapshot);
 		for (int i = 0; backends[i]; i++)
 			backends[i]->start(db, reader);
 		is_started = true;
@@ -498,7 +571,12 @@ take_in(TimestampTz now)
 	outbox_end(reader);
 	if (next_due <= now)
 		take_in_due(snapshot, now);
+	if (check_rows)
+		count_delayed(snapshot);
+	if (check_blocked)
+		blocked_read(snapshot);
 	UnregisterSnapshot(snapshot);
+	is_complete = true;
 
 	if (is_settled)
 	{
@@ -524,19 +602,6 @@ set_queues(void)
 	settings_generation = queue_generation();
 }
 
-static bool
-take_flag(bool *flag)
-{
-	bool		was_set;
-
-	SpinLockAcquire(&db->mutex);
-	was_set = *flag;
-	*flag = false;
-	SpinLockRelease(&db->mutex);
-
-	return was_set;
-}
-
 /*
  * Does not come back when the extension is not there, or not the one that we
  * started with, or its table was truncated: then another relay is to start with an empty memory.
@@ -552,6 +617,18 @@ leave_without_extension(void)
 		return;
 	CommitTransactionCommand();
 	proc_exit(0);
+}
+
+/* Dead letters that are older than their queue keeps them; are there more of them? */
+static bool
+purge_dead_letters(TimestampTz now)
+{
+	bool		more = false;
+
+	for (int i = 0; i < lane_nqueues; i++)
+		more |= outbox_forget_letters(lane_queues[i].name,
+									  now - lane_queues[i].settings.dead_letter_retention);
+	return more;
 }
 
 /* Lock the table for this round, if it is still there. */
@@ -592,7 +669,8 @@ relay_round(void)
 		next = Min(next, due);
 	}
 	if (now >= next_purge)
-		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
+		next_purge = deduplication_purge() || purge_dead_letters(now) ? now :
+			now + FALLBACK_MS * INT64CONST(1000);
 	CommitTransactionCommand();
 	for (int i = 0; backends[i]; i++)
 		backends[i]->committed(db);
@@ -603,6 +681,7 @@ relay_round(void)
 	SpinLockRelease(&db->mutex);
 
 	MemoryContextSwitchTo(round_context);
+	report_problems();
 	serve();
 
 	db->messages = lanes_message_count();
@@ -645,7 +724,7 @@ may_sleep(bool waiting)
 	ended = db->ended.pushed - db->ended.popped;
 	if (waiting)
 		idle = committed == 0 && ended == 0 &&
-			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases && !db->check_rows;
+			db->committed.sweep == NO_SWEEP && db->ended.sweep == NO_SWEEP && !db->check_leases && !db->check_rows && !db->check_blocked;
 	else
 		idle = Max(committed, ended) * 2 < (uint64) taskoutbox_ring_size;
 	idle &= !db->check_extension && !db->start_anew && db->settings_changes == db->settings_read &&

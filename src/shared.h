@@ -15,6 +15,8 @@
 #include "storage/spin.h"
 #include "utils/hsearch.h"
 
+#include "rate.h"
+
 /* A run of task ids, both ends included. */
 typedef struct IdRun
 {
@@ -56,14 +58,24 @@ typedef struct QueueSlot
 	bool		more;			/* the relay has more ready than fits */
 	int64		offers[OFFERS_PER_QUEUE];
 
+	/* figures, under the lease lock */
 	int64		delivered;		/* deleted by their receipt handle */
+	Rate		delivered_rate;
 	int64		duplicates;		/* not enqueued for that */
+	int64		undelayed;		/* delayed ones that were cancelled since the relay looked */
 
 	/* figures, written by the relay alone */
-	int64		waiting;
+	int64		pending;		/* all but delayed ones */
+	int64		delayed;
 	int64		oldest_id;
+	int64		blocked;		/* message groups */
+	Rate		enqueued_rate;
 	int64		retried;
 	int64		dead_lettered;
+
+	/* why nothing is delivered, and since when; empty: nothing is wrong */
+	char		problem[256];
+	TimestampTz problem_since;
 } QueueSlot;
 
 typedef enum RelayState
@@ -96,6 +108,7 @@ typedef struct DatabaseSlot
 	uint64		settings_read;	/* how many of them the relay follows */
 	bool		check_leases;	/* something ended that named no id */
 	bool		check_rows;		/* rows were deleted that are not in flight */
+	bool		check_blocked;	/* a dead letter began or ceased to block its group */
 	IdRing		committed;		/* enqueued and committed */
 	IdRing		ended;			/* leases that ended */
 

@@ -2,17 +2,19 @@
  * status.c
  *	  What is happening: the functions behind the views.
  *
- * They answer from shared memory, whether a relay runs or not, and count no
- * table. The figures of queues are the relay's own, so it is asked to take in
+ * They answer from shared memory, whether a relay runs or not, and count no rows
+ * but dead letters. The figures of queues are the relay's own, so it is asked to take in
  * what has been committed first; with no answer they are those of its last
  * round, and say so.
  */
 #include "taskoutbox.h"
 
 #include "access/xlog.h"
+#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -108,16 +110,34 @@ taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+/* As of now, like the other figures: the statement's snapshot is older. */
+static int64
+count_dead(const char *queue)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID};
+	Datum		values[] = {CStringGetTextDatum(queue)};
+	int64		n = 0;
+
+	(void) outbox_execute(&plan,
+						  "SELECT pg_catalog.count(*) FROM taskoutbox.dead_letter "
+						  "WHERE queue OPERATOR(pg_catalog.=) $1",
+						  1, types, values, NULL, true, &n);
+	return n;
+}
+
 Datum
 taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	DatabaseSlot *db = database_slot(MyDatabaseId);
-	const QueueSettings *queues;
+	const QueueSettings *cached;
+	QueueSettings *queues;
 	Lease	   *leases;
 	int			n;
 	int			nleases;
 	bool		is_running;
+	TimestampTz now = GetCurrentTimestamp();
 
 	InitMaterializedSRF(fcinfo, 0);
 
@@ -125,32 +145,54 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 		ask_relay(db, 0, false, GetCurrentTimestamp() + ANSWER_TIMEOUT);
 
 	nleases = shared ? lease_snapshot(outbox_relid(), &leases) : 0;
-	n = queue_list(&queues);
+	n = queue_list(&cached);
+	queues = palloc(n * sizeof(QueueSettings));
 	for (int i = 0; i < n; i++)
 	{
-		QueueSlot  *slot = db ? queue_slot(db, queues[i].key) : NULL;
+		queues[i] = cached[i];
+		queues[i].name = pstrdup(cached[i].name);
+		queues[i].backend = pstrdup(cached[i].backend);
+	}
+	for (int i = 0; i < n; i++)
+	{
+		QueueSlot  *shared_slot = db ? queue_slot(db, queues[i].key) : NULL;
 		int64		in_flight = 0;
-		Datum		values[10] = {0};
-		bool		nulls[10] = {false};
+		QueueSlot	slot = {0};
+		Datum		values[17] = {0};
+		bool		nulls[17] = {false};
 
 		for (int j = 0; j < nleases; j++)
 			in_flight += leases[j].queue == queues[i].key;
 
+		if (shared_slot)
+		{
+			LWLockAcquire(shared->lease_lock, LW_SHARED);
+			slot = *shared_slot;
+			LWLockRelease(shared->lease_lock);
+		}
+
 		values[0] = CStringGetTextDatum(queues[i].name);
 		values[1] = CStringGetTextDatum(queues[i].backend);
-		nulls[2] = nulls[3] = nulls[4] = nulls[5] = nulls[6] = nulls[7] = nulls[8] = slot == NULL;
-		if (slot)
-		{
-			values[2] = Int64GetDatum(Max(slot->waiting - in_flight, 0));
-			values[3] = Int64GetDatum(in_flight);
-			values[4] = Int64GetDatum(slot->oldest_id);
-			nulls[4] = slot->oldest_id == 0;
-			values[5] = Int64GetDatum(slot->delivered);
-			values[6] = Int64GetDatum(slot->retried);
-			values[7] = Int64GetDatum(slot->dead_lettered);
-			values[8] = Int64GetDatum(slot->duplicates);
-		}
-		values[9] = BoolGetDatum(is_running);
+		for (int j = 2; j < 14; j++)
+			nulls[j] = shared_slot == NULL;
+		values[2] = Int64GetDatum(Max(slot.pending - in_flight, 0));
+		values[3] = Int64GetDatum(slot.delayed);
+		values[4] = Int64GetDatum(in_flight);
+		values[5] = Int64GetDatum(count_dead(queues[i].name));
+		nulls[5] = false;
+		values[6] = Int64GetDatum(slot.blocked);
+		values[7] = Int64GetDatum(slot.oldest_id);
+		nulls[7] = slot.oldest_id == 0;
+		values[8] = Float8GetDatum(rate_per_second(slot.enqueued_rate, now));
+		values[9] = Float8GetDatum(rate_per_second(slot.delivered_rate, now));
+		values[10] = Int64GetDatum(slot.delivered);
+		values[11] = Int64GetDatum(slot.retried);
+		values[12] = Int64GetDatum(slot.dead_lettered);
+		values[13] = Int64GetDatum(slot.duplicates);
+		values[14] = BoolGetDatum(is_running);
+		nulls[15] = nulls[16] = slot.problem[0] == '\0';
+		values[15] = CStringGetTextDatum(slot.problem);
+		values[16] = TimestampTzGetDatum(slot.problem_since);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
@@ -172,7 +214,8 @@ taskoutbox_get_in_flight(PG_FUNCTION_ARGS)
 			Int32GetDatum(leases[i].holder),
 			TimestampTzGetDatum(leases[i].since),
 			TimestampTzGetDatum(leases[i].until),
-			BoolGetDatum(leases[i].deleter != 0)
+			BoolGetDatum(leases[i].deleter != 0),
+			BoolGetDatum(leases[i].has_failed && leases[i].deleter == 0)
 		};
 		bool		nulls[lengthof(values)] = {false};
 

@@ -1,6 +1,6 @@
 /*
  * task.c
- *	  What operators do to single tasks: cancel, redrive, purge.
+ *	  What operators do to tasks: look, cancel, redrive, purge, retry now.
  *
  * cancel must not take away what a consumer has. The consumer leases a message
  * first and looks at its row second; cancel deletes the row first and looks for
@@ -16,6 +16,7 @@
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/resowner.h"
+#include "utils/timestamp.h"
 
 #include "check.h"
 #include "lease.h"
@@ -26,6 +27,20 @@
 PG_FUNCTION_INFO_V1(taskoutbox_cancel);
 PG_FUNCTION_INFO_V1(taskoutbox_redrive);
 PG_FUNCTION_INFO_V1(taskoutbox_purge);
+PG_FUNCTION_INFO_V1(taskoutbox_retry_now);
+PG_FUNCTION_INFO_V1(taskoutbox_task);
+
+static bool
+remove_letter(int64 id)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {INT8OID};
+	Datum		values[] = {Int64GetDatum(id)};
+
+	return outbox_execute(&plan,
+						  "DELETE FROM taskoutbox.dead_letter WHERE id OPERATOR(pg_catalog.=) $1",
+						  1, types, values, NULL, true, NULL) > 0;
+}
 
 Datum
 taskoutbox_cancel(PG_FUNCTION_ARGS)
@@ -33,6 +48,8 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	int64		id;
+	OutboxRow	row;
+	OutboxFate	fate;
 	bool		cancelled;
 
 	PreventCommandIfReadOnly("taskoutbox.cancel()");
@@ -46,7 +63,7 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	BeginInternalSubTransaction(NULL);
 	PG_TRY();
 	{
-		cancelled = outbox_delete(id) == OUTBOX_HERE;
+		fate = outbox_delete(id, &row);
 	}
 	PG_CATCH();
 	{
@@ -56,6 +73,7 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	cancelled = fate == OUTBOX_HERE;
 	if (cancelled && shared && lease_exists(outbox_relid(), id))
 	{
 		RollbackAndReleaseCurrentSubTransaction();
@@ -66,8 +84,12 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 
-	if (cancelled)
+	if (cancelled && row.deliver_at > GetCurrentTimestamp())
+		lease_undelay_at_commit(outbox_relid(), id, row.queue);
+	else if (cancelled)
 		lease_forget_at_end(outbox_relid(), id);
+	else if (fate == OUTBOX_GONE)
+		cancelled = remove_letter(id);
 	PG_RETURN_BOOL(cancelled);
 }
 
@@ -91,9 +113,9 @@ taskoutbox_redrive(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(outbox_execute(&plan,
 								   "WITH letter AS (DELETE FROM taskoutbox.dead_letter "
 								   "WHERE queue OPERATOR(pg_catalog.=) $1 AND ($3 OR id OPERATOR(pg_catalog.=) $2) RETURNING *) "
-								   "INSERT INTO taskoutbox.task_outbox (queue, group_id, task_type, payload, "
+								   "INSERT INTO taskoutbox.task_outbox (enqueued_at, queue, group_id, task_type, payload, "
 								   "deduplication_id, headers, last_error, redriven_from) "
-								   "SELECT queue, group_id, task_type, payload, deduplication_id, headers, last_error, "
+								   "SELECT enqueued_at, queue, group_id, task_type, payload, deduplication_id, headers, last_error, "
 								   "COALESCE(redriven_from, id) FROM letter ORDER BY id",
 								   3, types, values, NULL, true, NULL));
 }
@@ -118,4 +140,56 @@ taskoutbox_purge(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(outbox_execute(&tasks,
 								   "DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1",
 								   1, types, values, NULL, true, NULL));
+}
+
+/*
+ * Which leases wait for a next try is known here; of which group they are, the
+ * rows say.
+ */
+Datum
+taskoutbox_retry_now(PG_FUNCTION_ARGS)
+{
+	char	   *name = check_name("queue", fcinfo, 0);
+	uint64		queue = queue_settings(name)->key;
+	uint64		group = PG_ARGISNULL(1) ? 0 : group_key(queue, PG_GETARG_TEXT_PP(1));
+	Oid			outbox = outbox_relid();
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	OutboxReader *dirty;
+	Lease	   *leases;
+	int			n;
+	int64		retried = 0;
+
+	PreventCommandDuringRecovery("taskoutbox.retry_now()");
+	PreventCommandIfParallelMode("taskoutbox.retry_now()");
+	if (db == NULL)
+		PG_RETURN_INT64(0);
+
+	n = lease_snapshot(outbox, &leases);
+	dirty = outbox_begin_dirty();
+	for (int i = 0; i < n; i++)
+	{
+		if (leases[i].queue != queue || !leases[i].has_failed)
+			continue;
+		if (group != 0 &&
+			(outbox_look(dirty, leases[i].key.id) == OUTBOX_GONE || outbox_row(dirty).group != group))
+			continue;
+		retried += lease_retry(outbox, &leases[i]);
+	}
+	outbox_end(dirty);
+	if (retried > 0)
+		wake_relay(db);
+	PG_RETURN_INT64(retried);
+}
+
+/* One row, whatever became of the task. */
+Datum
+taskoutbox_task(PG_FUNCTION_ARGS)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {INT8OID};
+	Datum		values[] = {PG_GETARG_DATUM(0)};
+
+	check_not_null("id", fcinfo, 0);
+	outbox_query(fcinfo, &plan, "SELECT * FROM taskoutbox.get_task($1)", 1, types, values);
+	return (Datum) 0;
 }

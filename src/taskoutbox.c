@@ -11,6 +11,7 @@
 #include "utils/guc.h"
 
 #include "announce.h"
+#include "blocked.h"
 #include "check.h"
 #include "deduplication.h"
 #include "launcher.h"
@@ -99,6 +100,7 @@ _PG_init(void)
 	shared_init();
 	announce_init();
 	lease_init();
+	blocked_init();
 	queue_init();
 	launcher_init();
 }

@@ -29,6 +29,7 @@
 #define ERRCODE_TASKOUTBOX_QUEUE_EXISTS		MAKE_SQLSTATE('T','O','0','1','4')
 #define ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES	MAKE_SQLSTATE('T','O','0','1','5')
 #define ERRCODE_TASKOUTBOX_QUEUE_NOT_EMPTY	MAKE_SQLSTATE('T','O','0','1','6')
+#define ERRCODE_TASKOUTBOX_QUEUE_FULL		MAKE_SQLSTATE('T','O','0','1','7')
 
 /*
  * Settings (taskoutbox.c). The sizes are fixed when the server starts.
