@@ -224,7 +224,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 				break;
 			}
 			id_array_add(&counted, message->id);
-			message->precedence = row.first_id;
+			message->precedence = lanes_precedence(queue, &row);
 			if (is_last)
 			{
 				queue->slot->dead_lettered++;

@@ -368,6 +368,12 @@ lanes_delay(const OutboxRow *row, RowSource source)
 	highest_id = Max(highest_id, row->id);
 }
 
+int64
+lanes_precedence(const Queue *queue, const OutboxRow *row)
+{
+	return queue->settings.on_dead_letter == ON_DEAD_LETTER_BLOCK ? row->first_id : row->id;
+}
+
 void
 lanes_accept(const OutboxRow *row, RowSource source)
 {
@@ -400,8 +406,7 @@ lanes_accept(const OutboxRow *row, RowSource source)
 	 * What was given out, or what a blocked group waited for, goes first in its
 	 * group, so it cannot be left behind.
 	 */
-	goes_first = is_out || row->receive_count > 0 ||
-		(row->first_id != row->id && queue->settings.on_dead_letter == ON_DEAD_LETTER_BLOCK);
+	goes_first = is_out || row->receive_count > 0 || lanes_precedence(queue, row) != row->id;
 	lane = lane_of_group(queue, row->group, false);
 	if (!is_out && !(goes_first && row->group != 0))
 	{
@@ -435,7 +440,7 @@ lanes_accept(const OutboxRow *row, RowSource source)
 
 	message = MemoryContextAllocZero(message_context, sizeof(Message));
 	message->id = row->id;
-	message->precedence = goes_first ? row->first_id : 0;
+	message->precedence = goes_first ? lanes_precedence(queue, row) : 0;
 	was_out = lane->nout > 0;
 	lane_put(lane, message, is_out);
 	dlist_push_tail(&queue->messages, &message->in_queue);

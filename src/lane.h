@@ -103,6 +103,12 @@ typedef enum RowSource
  */
 extern void lanes_accept(const OutboxRow *row, RowSource source);
 
+/*
+ * Where a message stands among those of its group that go first: what blocked its
+ * group has the place of the task that it was redriven from.
+ */
+extern int64 lanes_precedence(const Queue *queue, const OutboxRow *row);
+
 /* A row that is visible, but not due yet: it is only counted. */
 extern void lanes_delay(const OutboxRow *row, RowSource source);
 

@@ -31,6 +31,12 @@
 #               out a message of the same group meanwhile.
 #   once        Nothing is received with s0 after the seq of the receive whose
 #               handle deleted it: in flight until then, gone afterwards.
+#
+# An operator cancels tasks, pauses queues and redrives dead letters. In a queue
+# that skips dead letters a redriven task is a new one. In one that blocks, it is
+# the same: all that was recorded of it is put under its first id before it is
+# judged, so that its group must have waited for it. What was cancelled counts as
+# dead from the moment before the call.
 
 package Torture;
 
@@ -62,11 +68,21 @@ sub setup
 		CREATE ROLE app LOGIN;
 		GRANT USAGE ON SCHEMA taskoutbox TO app;
 		GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA taskoutbox TO app;
-		GRANT SELECT ON taskoutbox.task_outbox TO app;
+		GRANT SELECT ON taskoutbox.task_outbox, taskoutbox.dead_letter TO app;
 		CREATE SEQUENCE event AS bigint CACHE 1;
 		CREATE TABLE committed (id bigint PRIMARY KEY, queue text, group_id text, client int,
-			txn int, pos int, started float8, poison int);
+			txn int, pos int, started float8, poison int, k text,
+			deduplication_id text, enqueued_at timestamptz);
 		CREATE INDEX ON committed (client, txn);
+		CREATE FUNCTION own_k() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN NEW.k := coalesce(NEW.k, NEW.client || '.' || NEW.pos); RETURN NEW; END $$;
+		CREATE TRIGGER own_k BEFORE INSERT ON committed FOR EACH ROW EXECUTE FUNCTION own_k();
+		CREATE TABLE duplicate (first_id bigint, deduplication_id text);
+		-- what the operator did
+		CREATE TABLE cancelled (id bigint, at timestamptz);
+		CREATE TABLE died (id bigint, died_at timestamptz);
+		CREATE TABLE redriven (id bigint, first_id bigint);
+		CREATE TABLE paused (queue text, from_seq bigint, to_seq bigint);
 		-- no key: a message that is done twice must be seen
 		CREATE TABLE done (id bigint, s0 bigint, seq bigint DEFAULT nextval('event'), consumer text);
 		CREATE TABLE received (seq bigint DEFAULT nextval('event'), s0 bigint, pos int, id bigint,
@@ -104,6 +120,8 @@ sub setup
 		SELECT taskoutbox.create_queue('never');
 		SELECT taskoutbox.create_queue('good', visibility_timeout => '10 s', max_receive_count => 1000);
 		SELECT taskoutbox.create_queue('short', visibility_timeout => '10 s', max_receive_count => 3);
+		SELECT taskoutbox.create_queue('block', visibility_timeout => '10 s', max_receive_count => 2, on_dead_letter => 'block');
+		SELECT taskoutbox.create_queue('dedup', visibility_timeout => '10 s', max_receive_count => 1000, deduplication_window => '500 ms');
 	));
 	return;
 }
@@ -461,33 +479,56 @@ sub check
 
 	$f->{$_} = $figure->{$_} for keys %$figure;
 
+	# A redriven task of a queue that blocks is still the first one.
+	$dbh->do($_) for (
+		'ALTER TABLE received ADD own_id bigint',
+		'UPDATE received SET own_id = id',
+		'UPDATE received r SET id = a.first_id FROM redriven a WHERE a.id = r.id',
+		'UPDATE done d SET id = a.first_id FROM redriven a WHERE a.id = d.id',
+		'UPDATE cancelled c SET id = a.first_id FROM redriven a WHERE a.id = c.id',
+		q(CREATE VIEW dead AS
+			SELECT CASE queue WHEN 'block' THEN coalesce(redriven_from, id) ELSE id END AS id, died_at FROM taskoutbox.dead_letter
+			UNION ALL SELECT id, died_at FROM died
+			UNION ALL SELECT id, at FROM cancelled),
+		'ANALYZE');
+
 	# Accounting, by the database itself.
 	my %must_be_empty = (
 		'committed and neither done nor dead' =>
-		  q(SELECT id FROM committed EXCEPT (SELECT id FROM done UNION SELECT id FROM taskoutbox.dead_letter)),
+		  q(SELECT id FROM committed EXCEPT (SELECT id FROM done UNION SELECT id FROM dead)),
 		'done, but never committed' => q(SELECT id FROM done EXCEPT SELECT id FROM committed),
 		'dead, but never committed' =>
-		  q(SELECT id FROM taskoutbox.dead_letter EXCEPT SELECT id FROM committed),
-		'done and dead' => q(SELECT id FROM done INTERSECT SELECT id FROM taskoutbox.dead_letter),
+		  q(SELECT id FROM dead EXCEPT SELECT id FROM committed),
+		'done and dead' => q(SELECT id FROM done INTERSECT SELECT id FROM dead),
+		'dead twice' => q(SELECT id FROM dead GROUP BY id HAVING count(*) > 1),
 		'done twice' => q(SELECT id FROM done GROUP BY id HAVING count(*) > 1),
 		'received, but never committed' => q(SELECT id FROM received EXCEPT SELECT id FROM committed),
 		'received with the content of another' =>
 		  q(SELECT r.id FROM received r JOIN committed c USING (id) WHERE r.queue <> c.queue
-			OR r.group_id IS DISTINCT FROM c.group_id OR r.k <> c.client || '.' || c.pos),
+			OR r.group_id IS DISTINCT FROM c.group_id OR r.k <> c.k),
 		'done, by a receive that is not recorded' =>
 		  q(SELECT id FROM done EXCEPT SELECT d.id FROM done d JOIN received r USING (id, s0)),
 		'poison, and not dead' =>
-		  q(SELECT id FROM committed WHERE poison = 1 EXCEPT SELECT id FROM taskoutbox.dead_letter),
+		  q(SELECT id FROM committed WHERE poison = 1 EXCEPT SELECT id FROM dead),
 		'dead in a queue that allows 1000 receives' =>
-		  q(SELECT id FROM taskoutbox.dead_letter WHERE queue = 'good'),
+		  q(SELECT id FROM taskoutbox.dead_letter WHERE queue IN ('good', 'dedup')),
 		'left in the outbox' => q(SELECT id FROM taskoutbox.task_outbox),
+		'received while their queue was paused' =>
+		  q(SELECT r.id FROM received r JOIN paused p USING (queue) WHERE r.s0 > p.from_seq AND r.seq < p.to_seq),
+		'named as the first of a duplicate, but never committed' =>
+		  q(SELECT first_id AS id FROM duplicate EXCEPT SELECT id FROM committed),
+		'named as the first of a duplicate, with another deduplication id' =>
+		  q(SELECT c.id FROM duplicate d JOIN committed c ON c.id = d.first_id WHERE c.deduplication_id <> d.deduplication_id),
+		'new, though the window of another one was not over' =>
+		  q(SELECT id FROM (SELECT id, enqueued_at - lag(enqueued_at) OVER (PARTITION BY deduplication_id ORDER BY enqueued_at) AS gap
+			FROM committed WHERE deduplication_id IS NOT NULL) c WHERE gap < '500 ms'),
 		# once (see above)
 		'received again after the receive that deleted it' =>
 		  q(SELECT r.id FROM done d JOIN received d1 USING (id, s0) JOIN received r USING (id) WHERE r.s0 > d1.seq));
 	# A receive that nobody counted would never end: without a crash, no two
 	# receives of one message have the same count.
 	$must_be_empty{'received twice with one receive_count'} =
-	  q(SELECT id FROM received GROUP BY id, receive_count HAVING count(*) > 1)
+	  q(SELECT own_id AS id FROM received GROUP BY own_id, receive_count HAVING count(*) > 1)
 	  unless $t->{kill};
 
 	for my $what (sort keys %must_be_empty)
@@ -505,7 +546,7 @@ sub check
 		SELECT c.id, c.queue || ' ' || c.group_id AS grp, c.client || '.' || c.txn AS txn, c.pos, c.started,
 			d.seq AS done, r.seq AS s1, d.s0 AS by, extract(epoch FROM l.died_at) AS died
 		FROM committed c LEFT JOIN done d USING (id) LEFT JOIN received r ON r.id = d.id AND r.s0 = d.s0
-			LEFT JOIN taskoutbox.dead_letter l ON l.id = c.id
+			LEFT JOIN dead l ON l.id = c.id
 		WHERE c.group_id IS NOT NULL)))
 	{
 		$m->{committed} = exists $committed_at->{ $m->{txn} } ? $committed_at->{ $m->{txn} } : $inf;
@@ -527,6 +568,7 @@ sub check
 	$f->{'messages committed'} = value($dbh, 'SELECT count(*) FROM committed');
 	$f->{'messages done'} = value($dbh, 'SELECT count(*) FROM done');
 	$f->{'messages dead'} = value($dbh, 'SELECT count(*) FROM taskoutbox.dead_letter');
+	$f->{'duplicates'} = value($dbh, 'SELECT count(*) FROM duplicate');
 	$f->{'messages received again'} =
 	  value($dbh, 'SELECT count(*) FROM received WHERE receive_count > 1');
 	push @{ $t->{violations} }, @wrong;
@@ -586,6 +628,7 @@ sub torture
 	start_client($t, 'producer', $_) for 1 .. 8;
 	start_client($t, 'consumer', $_) for 1 .. 5;
 	start_client($t, 'waiter', 1);
+	start_client($t, 'operator', 100);
 	trouble($t, $opt{seconds});
 
 	my $stopped_all = stop_role($t, 'producer', 60);
@@ -607,10 +650,10 @@ sub torture
 		diag(join ' ', map { "$_=" . ($t->{status}{$_} // '') } sort keys %{ $t->{status} })
 		  if ($t->{status}) = rows(admin($t), 'SELECT * FROM taskoutbox.relay_status');
 	}
-	ok(stop_role($t, 'consumer', 60) && stop_role($t, 'waiter', 60), 'consumers ended');
+	ok(stop_role($t, 'operator', 60) && stop_role($t, 'consumer', 60) && stop_role($t, 'waiter', 60), 'operator and consumers ended');
 
 	# What the relay believes agrees with what is there: nothing.
-	my $figures = q(SELECT coalesce(sum(waiting), -1) || ' ' || coalesce(sum(in_flight), -1)
+	my $figures = q(SELECT coalesce(sum(waiting + delayed), -1) || ' ' || coalesce(sum(in_flight), -1)
 		FROM taskoutbox.queue_metrics);
 	ok(poll(sub { value(admin($t), $figures) eq '0 0' }, 20), 'figures say that nothing waits and nothing is in flight')
 	  or diag('waiting and in flight: ' . value(admin($t), $figures));

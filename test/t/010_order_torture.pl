@@ -83,7 +83,7 @@ my @configurations = (
 	# Each commit overflows both: the relay lives on sweeps.
 	[ 'overflow', seconds => 15, conf => "taskoutbox.ring_size = 1\ntaskoutbox.announce_size = 1" ],
 	# More is waiting than the relay can hold.
-	[ 'memory', seconds => 15, conf => "taskoutbox.relay_memory = '64kB'", memory => 65536, backlog => 8000 ],
+	[ 'memory', seconds => 15, conf => "taskoutbox.relay_memory = '128kB'", memory => 131072, backlog => 8000 ],
 	[ 'crash', seconds => 15, kill => 1 ]);
 
 die "no configuration is named $only\n" if $only && !grep { $_->[0] eq $only } @configurations;

@@ -1,10 +1,10 @@
 #!/usr/bin/perl
 #
-# One client of the order torture: a producer, a consumer or a waiter, in its own process
+# One client of the order torture: a producer, a consumer, a waiter or an operator, in its own process
 # with its own session.  Started and supervised by Torture.pm; does what it
 # does at random, from a seed, until the control file tells it to stop.
 #
-#   client.pl producer|consumer|waiter NUMBER SEED DIRECTORY HOST PORT LIMIT
+#   client.pl producer|consumer|waiter|operator NUMBER SEED DIRECTORY HOST PORT LIMIT
 #
 # LIMIT: producers wait while more messages than that are in the outbox.
 #
@@ -143,6 +143,39 @@ sub some_group
 	return 'g' . (chance(.33) ? 1 + int(rand 5) : 1 + int(rand $groups));
 }
 
+# A queue at random: the chances of good, short and block; the rest is dedup.
+sub one_queue
+{
+	my @chances = @_;
+	my $x = rand();
+	for my $queue (qw(good short block))
+	{
+		return $queue if ($x -= shift @chances) < 0;
+	}
+	return 'dedup';
+}
+
+# Enqueues a task with an id that others use, too: it is new, or a duplicate.
+sub enqueue_once
+{
+	my ($group) = @_;
+	my $id = 'd' . int(rand 10);
+	my $started = mono();
+
+	$pos++;
+	my ($e) = run(q{SELECT e.id, e.duplicate
+		FROM taskoutbox.enqueue('torture', $1::jsonb, $2, queue => 'dedup', deduplication_id => $3) e}, qq({"k": "$me.$pos", "poison": 0}), $group, $id);
+	if ($e->{duplicate})
+	{
+		run(q{INSERT INTO duplicate VALUES ($1, $2)}, $e->{id}, $id);
+		return;
+	}
+	run(q{INSERT INTO committed (id, queue, group_id, client, txn, pos, started, poison, deduplication_id, enqueued_at)
+		SELECT $1::bigint, 'dedup', $2, $3::int, $4::int, $5::int, $6::float8, 0, $7, t.enqueued_at
+		FROM taskoutbox.task_outbox t WHERE t.id = $1}, $e->{id}, $group, $me, $txn, $pos, $started, $id);
+	return;
+}
+
 # Enqueues one task in the running transaction, by one of the ways in, and
 # records it beside it in the same transaction.  The time is taken before the
 # call starts.
@@ -150,9 +183,10 @@ sub enqueue
 {
 	my ($group, $queue) = @_;
 	$group = some_group() if @_ < 1;
-	$queue = chance(.7) ? 'good' : 'short' unless defined $queue;
+	$queue = one_queue(.6, .2, .15) unless defined $queue;
+	return enqueue_once($group) if $queue eq 'dedup';
 	# Poison lives where its group may lose good messages with it.
-	my $poison = $queue eq 'short' && chance(.04) ? 1 : 0;
+	my $poison = $queue =~ /^(short|block)$/ && chance(.04) ? 1 : 0;
 	my $started = mono();
 	my $way = rand($direct ? 1 : .95);
 	my @record = ($queue, $group, $me, $txn, ++$pos, $started, $poison);
@@ -566,7 +600,7 @@ sub consume
 	my $late = chance($bad / 4);
 	my $vt = $late ? '200 ms' : sprintf('%d ms', 800 + rand(1200));
 	my $wait = chance(.6) ? '0' : sprintf('%d ms', rand(800));
-	my $queue = chance(.6) ? 'good' : 'short';
+	my $queue = one_queue(.5, .2, .2);
 	my $max = chance(.2) ? 1 : 1 + int(rand 30);
 	my @m;
 
@@ -652,6 +686,112 @@ sub waiter
 	return;
 }
 
+#
+# The operator
+#
+
+# What is recorded commits or rolls back with what is done.
+sub in_transaction
+{
+	my ($step) = @_;
+	$txn++;
+	return attempt(
+		sub {
+			$dbh->do('BEGIN');
+			$step->();
+			$dbh->do('COMMIT');
+		});
+}
+
+# A dead letter that blocks its group: redriven the first time, cancelled the second.
+sub treat_blocking_letter
+{
+	my ($letter) = run(q{SELECT id, redriven_from, coalesce(redriven_from, id) AS first_id FROM taskoutbox.dead_letter
+		WHERE queue = 'block' ORDER BY random() LIMIT 1}) or return;
+
+	in_transaction(
+		sub {
+			if (defined $letter->{redriven_from})
+			{
+				run(q{INSERT INTO cancelled SELECT $1::bigint, at FROM (SELECT clock_timestamp() AS at, taskoutbox.cancel($2) AS ok OFFSET 0) c WHERE ok},
+					$letter->{first_id}, $letter->{id});
+				$figure{'blocking letters cancelled'}++;
+				return;
+			}
+			run(q{SELECT taskoutbox.redrive('block', $1)}, $letter->{id});
+			run(q{INSERT INTO redriven SELECT id, redriven_from FROM taskoutbox.task_outbox WHERE redriven_from = $1}, $letter->{id});
+			$figure{'blocking letters redriven'}++;
+		});
+	return;
+}
+
+# A dead letter that its group did not wait for: redriven, it is a new task.
+sub redrive_letter
+{
+	my ($letter) = run(q{SELECT id, coalesce(redriven_from, id) AS first_id, died_at, payload ->> 'k' AS k,
+			(payload ->> 'poison')::int AS poison FROM taskoutbox.dead_letter
+		WHERE queue = 'short' ORDER BY random() LIMIT 1}) or return;
+	my $ok = in_transaction(
+		sub {
+			my $started = mono();
+			run(q{SELECT taskoutbox.redrive('short', $1)}, $letter->{id});
+			run(q{INSERT INTO died VALUES ($1, $2)}, $letter->{id}, $letter->{died_at});
+			run(q{INSERT INTO committed (id, queue, group_id, client, txn, pos, started, poison, k)
+				SELECT id, queue, group_id, $2::int, $3::int, 0, $4::float8, $5::int, $6 FROM taskoutbox.task_outbox
+				WHERE redriven_from = $1}, $letter->{first_id}, $me, $txn, $started, $letter->{poison}, $letter->{k});
+		});
+	if ($ok)
+	{
+		seen_committed($me, $txn);
+		$figure{'letters redriven'}++;
+	}
+	return;
+}
+
+sub cancel_task
+{
+	in_transaction(
+		sub {
+			my @r = run(q{INSERT INTO cancelled SELECT t.id, t.at FROM (
+					SELECT id, clock_timestamp() AS at FROM taskoutbox.task_outbox TABLESAMPLE bernoulli (1) LIMIT 1) t
+				WHERE taskoutbox.cancel(t.id) RETURNING id});
+			$figure{'tasks cancelled'} += @r;
+		});
+	return;
+}
+
+sub pause
+{
+	my $queue = one_queue(.5, .2, .2);
+	my ($from, $to);
+
+	attempt(
+		sub {
+			run('SELECT taskoutbox.pause_queue($1)', $queue);
+			($from) = map { $_->{n} } run(q{SELECT nextval('event') AS n});
+			usleep(50_000 + int(rand 200_000));
+			($to) = map { $_->{n} } run(q{SELECT nextval('event') AS n});
+			$figure{'times a queue was paused'}++;
+		});
+	# It must not stay paused, whatever happened.
+	1 until attempt(sub { run('SELECT taskoutbox.resume_queue($1)', $queue) });
+	attempt(sub { run('INSERT INTO paused VALUES ($1, $2, $3)', $queue, $from, $to) }) if defined $to;
+	return;
+}
+
+sub operator
+{
+	until (told())
+	{
+		treat_blocking_letter() for 1 .. 5;
+		redrive_letter() if chance(.3) && !-e "$dir/stop_producer";
+		cancel_task() if chance(.3);
+		pause() if chance(.05);
+		usleep(int(rand 20_000));
+	}
+	return;
+}
+
 connect_again();
-{ producer => \&producer, consumer => \&consumer, waiter => \&waiter }->{$role}->();
+{ producer => \&producer, consumer => \&consumer, waiter => \&waiter, operator => \&operator }->{$role}->();
 leave(0);
