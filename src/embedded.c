@@ -259,7 +259,7 @@ withdraw_offers(Queue *queue)
 {
 	QueueSlot  *slot = queue->slot;
 	uint64		taken;
-	dlist_mutable_iter iter;
+	dlist_node *node;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	slot->width = slot->wanted;
@@ -267,12 +267,14 @@ withdraw_offers(Queue *queue)
 	slot->taken = slot->offered;
 	LWLockRelease(shared->lease_lock);
 
-	dlist_foreach_modify(iter, &queue->out)
+	/* The last one first: each becomes the first of those that are ready. */
+	for (node = queue->out.head.prev; node != &queue->out.head;)
 	{
-		Lane	   *lane = dlist_container(Lane, in_queue, iter.cur);
+		Lane	   *lane = dlist_container(Lane, in_queue, node);
 
+		node = node->prev;
 		if (lane->offer_end > taken)
-			lanes_return(lane);
+			lanes_put_back(lane);
 	}
 }
 

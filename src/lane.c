@@ -13,7 +13,9 @@
  * lane is left behind, all that comes later is, too, so nothing overtakes. When
  * there is room again the mark is forgotten and the table read from there, in
  * the order of ids, under one snapshot: what fits is taken in, the first that
- * does not fit sets the mark again, and ends the reading.
+ * does not fit sets the mark again, and ends the reading. When memory is full of
+ * what has to wait for others, the youngest of that is left behind after all, so
+ * that groups which need not wait get in.
  */
 #include "taskoutbox.h"
 #include "lane.h"
@@ -254,6 +256,28 @@ leave_behind(LeftBehind *left, int64 id)
 }
 
 static void
+take_out(Message *message)
+{
+	message->lane->nmessages--;
+	message->lane->queue->nmessages--;
+	nmessages--;
+	dlist_delete(&message->in_lane);
+	dlist_delete(&message->in_queue);
+	known_delete(known, message->id);
+	pfree(message);
+}
+
+/* Has the lane room for what it left behind? */
+static void
+feel_hunger(Lane *lane)
+{
+	if (lane->left.from == NO_SWEEP || lane->is_hungry || lane->nmessages > lane_limit() / 4)
+		return;
+	lane->is_hungry = true;
+	dlist_push_tail(&lane->queue->hungry, &lane->in_hungry);
+}
+
+static void
 make_ready(Lane *lane)
 {
 	if (blocked_group(lane->key))
@@ -418,7 +442,13 @@ lanes_accept(const OutboxRow *row, RowSource source)
 						  (row->group != 0 && lane->nmessages >= lane_limit())))
 			left = &lane->left;
 		else if (!has_room(queue, 100))
-			left = &queue->left;
+		{
+			/* Lanes that wait hide nobody; and one that need not wait gets in. */
+			if (lane && row->group != 0 && (lane->nout > 0 || blocked_group(row->group)))
+				left = &lane->left;
+			else if (!dlist_is_empty(&queue->ready))
+				left = &queue->left;
+		}
 		if (left)
 		{
 			if (left != &queue->left && left->from == NO_SWEEP)
@@ -468,6 +498,32 @@ forget_left(LeftBehind *left, int64 *from)
 	nrefilling++;
 }
 
+/* Half of the queue's memory, if so much of it is of lanes that have to wait. */
+static void
+make_room(Queue *queue)
+{
+	dlist_node *node = queue->messages.head.prev;
+
+	while (node != &queue->messages.head && !has_room(queue, 50))
+	{
+		Message    *message = dlist_container(Message, in_queue, node);
+		Lane	   *lane = message->lane;
+
+		node = node->prev;
+		/* What is out comes first in its lane; and one to go on with. */
+		if (message->precedence != 0 || lane->nmessages <= Max(lane->nout, 1))
+			continue;
+
+		/* Those that come in last are last in their lanes. */
+		Assert(dlist_tail_node(&lane->messages) == &message->in_lane);
+		if (lane->left.from == NO_SWEEP)
+			queue->nlanes_left++;
+		leave_behind(&lane->left, message->id);
+		queue->nleft++;
+		take_out(message);
+	}
+}
+
 int64
 lanes_refill_from(void)
 {
@@ -485,7 +541,12 @@ lanes_refill_from(void)
 		Queue	   *queue = &lane_queues[i];
 		dlist_mutable_iter iter;
 
-		if (queue->left.from != NO_SWEEP && has_room(queue, 50))
+		if (queue->left.from != NO_SWEEP && dlist_is_empty(&queue->ready))
+		{
+			make_room(queue);
+			forget_left(&queue->left, &from);
+		}
+		else if (queue->left.from != NO_SWEEP && has_room(queue, 50))
 			forget_left(&queue->left, &from);
 
 		/* While the queue is full, its lanes must wait. */
@@ -597,21 +658,9 @@ void
 lanes_remove(Message *message)
 {
 	Lane	   *lane = message->lane;
-	Queue	   *queue = lane->queue;
 
-	dlist_delete(&message->in_lane);
-	dlist_delete(&message->in_queue);
-	known_delete(known, message->id);
-	pfree(message);
-	lane->nmessages--;
-	queue->nmessages--;
-	nmessages--;
-
-	if (lane->left.from != NO_SWEEP && !lane->is_hungry && lane->nmessages <= lane_limit() / 4)
-	{
-		lane->is_hungry = true;
-		dlist_push_tail(&queue->hungry, &lane->in_hungry);
-	}
+	take_out(message);
+	feel_hunger(lane);
 }
 
 void
@@ -638,6 +687,14 @@ lanes_return(Lane *lane)
 }
 
 void
+lanes_put_back(Lane *lane)
+{
+	lanes_return(lane);
+	if (lane->is_ready)
+		dlist_move_head(&lane->queue->ready, &lane->in_queue);
+}
+
+void
 lanes_block(uint64 group)
 {
 	LaneEntry  *entry = grouped_lookup(grouped, group);
@@ -654,6 +711,8 @@ lanes_unblock(uint64 group)
 {
 	LaneEntry  *entry = grouped_lookup(grouped, group);
 
-	if (entry && entry->lane->nout == 0 && !entry->lane->is_ready)
-		lane_rest(entry->lane);
+	if (entry == NULL || entry->lane->nout > 0 || entry->lane->is_ready)
+		return;
+	feel_hunger(entry->lane);
+	lane_rest(entry->lane);
 }

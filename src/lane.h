@@ -145,6 +145,9 @@ extern void lanes_forget(Message *message);
 /* Nothing of the lane is out any more: it takes its place among the ready. */
 extern void lanes_return(Lane *lane);
 
+/* What was delivered was not taken: the lane is the next one again. */
+extern void lanes_put_back(Lane *lane);
+
 /* blocked_group() has become true, or false, for a group. */
 extern void lanes_block(uint64 group);
 extern void lanes_unblock(uint64 group);
