@@ -90,6 +90,13 @@ SELECT nextval('taskoutbox.task_outbox_id_seq');
 INSERT INTO taskoutbox.task_outbox (task_type) VALUES ('x');
 CREATE TABLE taskoutbox.mine ();
 CREATE TEMP TABLE mine (task taskoutbox.enqueued);
+-- Nor can he put anything onto our tables that would run as somebody else (case C105).
+CREATE TRIGGER t BEFORE INSERT ON taskoutbox.task_outbox FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger();
+CREATE RULE r AS ON INSERT TO taskoutbox.task_outbox DO ALSO NOTHING;
+CREATE POLICY p ON taskoutbox.task_outbox USING (true);
+CREATE INDEX ON taskoutbox.task_outbox (task_type);
+ALTER TABLE taskoutbox.dead_letter ALTER reason SET DEFAULT 'x';
+CREATE OR REPLACE VIEW taskoutbox.queue_metrics AS SELECT 1;
 -- The trigger functions are ours alone.
 CREATE TEMP TABLE mine ();
 CREATE TRIGGER t BEFORE INSERT ON mine FOR EACH ROW EXECUTE FUNCTION taskoutbox.task_outbox_check();
