@@ -15,6 +15,7 @@ REGRESS = \
 	operate \
 	dead_letter \
 	observe \
+	installation \
 	queue \
 	reinstall \
 	security

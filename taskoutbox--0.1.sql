@@ -102,7 +102,25 @@ CREATE INDEX deduplication_expires_at_idx ON taskoutbox.deduplication (expires_a
 COMMENT ON TABLE taskoutbox.deduplication IS
 'Deduplication ids (with their scope) and the first task of each. An entry lives until it expires, or until the task has left the outbox if that is later.';
 
+CREATE TABLE taskoutbox.installation (
+	id uuid NOT NULL PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+	created_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+INSERT INTO taskoutbox.installation DEFAULT VALUES;
+COMMENT ON TABLE taskoutbox.installation IS
+'The id that tells tasks of this installation from those of others: the oldest one. A restored dump brings its own.';
+
+CREATE TABLE taskoutbox.installation_pin (
+	system_identifier text NOT NULL,
+	database_oid oid NOT NULL
+);
+COMMENT ON TABLE taskoutbox.installation_pin IS
+'The cluster and database whose tasks these are, written by the first enqueue. A copy of this database finds another one here, and delivers nothing by itself until confirm().';
+
 -- Users' rows belong into dumps, the extension's definition does not.
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.installation',
+	'WHERE created_at OPERATOR(pg_catalog.=) (SELECT pg_catalog.min(i.created_at) FROM taskoutbox.installation i)');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.installation_pin', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.queue', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox', '');
@@ -162,14 +180,17 @@ CREATE TRIGGER task_outbox_truncated AFTER TRUNCATE ON taskoutbox.task_outbox
 FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.task_outbox_truncated();
 ALTER TABLE taskoutbox.task_outbox ENABLE ALWAYS TRIGGER task_outbox_truncated;
 
-CREATE FUNCTION taskoutbox.queue_changed() RETURNS trigger
-LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_queue_changed';
-COMMENT ON FUNCTION taskoutbox.queue_changed() IS
+CREATE FUNCTION taskoutbox.settings_changed() RETURNS trigger
+LANGUAGE C AS 'MODULE_PATHNAME', 'taskoutbox_settings_changed';
+COMMENT ON FUNCTION taskoutbox.settings_changed() IS
 'Trigger: makes every session and the relay read the queues'' settings again, and refuses more queues than taskoutbox.max_queues.';
 
-CREATE TRIGGER queue_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.queue
-FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.queue_changed();
-ALTER TABLE taskoutbox.queue ENABLE ALWAYS TRIGGER queue_changed;
+CREATE TRIGGER settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.queue
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.settings_changed();
+ALTER TABLE taskoutbox.queue ENABLE ALWAYS TRIGGER settings_changed;
+CREATE TRIGGER settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.installation_pin
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.settings_changed();
+ALTER TABLE taskoutbox.installation_pin ENABLE ALWAYS TRIGGER settings_changed;
 
 
 -- Whatever changes which groups are blocked, the relay reads them again.
@@ -314,6 +335,11 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_retry_now'
 COMMENT ON FUNCTION taskoutbox.retry_now(text, text) IS
 'Makes messages that failed (change_visibility with an error) and wait for their next try visible at once, of a queue or of one of its message groups, and returns how many. Not undone by a rollback. Errors: TO001, TO005.';
 
+CREATE FUNCTION taskoutbox.confirm() RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_confirm';
+COMMENT ON FUNCTION taskoutbox.confirm() IS
+'Says that the tasks of this database, which is a copy of another one (a restored dump, CREATE DATABASE ... TEMPLATE, pg_upgrade), are to be done here. Until then nothing is published, and no controller called.';
+
 
 /*
  * What is happening
@@ -328,6 +354,7 @@ CREATE FUNCTION taskoutbox.get_relay_status(
 	OUT message_groups bigint,
 	OUT memory_bytes bigint,
 	OUT restarts bigint,
+	OUT confirmed boolean,
 	OUT hint text
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_relay_status';
@@ -335,10 +362,10 @@ COMMENT ON FUNCTION taskoutbox.get_relay_status() IS
 'What the view relay_status shows, from shared memory.';
 
 CREATE VIEW taskoutbox.relay_status AS
-SELECT d.datname AS database, s.state, s.pid, s.since, s.messages, s.message_groups, s.memory_bytes, s.restarts, s.hint
+SELECT d.datname AS database, s.state, s.pid, s.since, s.messages, s.message_groups, s.memory_bytes, s.restarts, s.confirmed, s.hint
 FROM taskoutbox.get_relay_status() s LEFT JOIN pg_catalog.pg_database d ON d.oid OPERATOR(pg_catalog.=) s.database_oid;
 COMMENT ON VIEW taskoutbox.relay_status IS
-'The relay of every database that has one, and of this one: running or why not. messages, message_groups and memory_bytes are what it holds in memory.';
+'The relay of every database that has one, and of this one: running or why not. messages, message_groups and memory_bytes are what it holds in memory. confirmed: false in a copy of another database, until confirm(); null before the first enqueue.';
 
 CREATE FUNCTION taskoutbox.get_queue_metrics(
 	OUT queue text,
@@ -494,6 +521,8 @@ REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.installation FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.installation_pin FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;

@@ -71,13 +71,14 @@ withdraw(void)
 	SpinLockRelease(&slot->mutex);
 }
 
-void
+bool
 announce_lock(Oid outbox)
 {
 	if (is_locked)
-		return;
+		return false;
 	LockRelationOid(outbox, RowExclusiveLock);
 	is_locked = true;
+	return true;
 }
 
 void

@@ -13,9 +13,10 @@ extern void announce_init(void);
 /*
  * To be called before a transaction draws its first id, and cheap after that:
  * takes RowExclusiveLock on the outbox until the transaction ends, which is what
- * makes the relay's floor exact (see relay.c).
+ * makes the relay's floor exact (see relay.c). Returns whether it was that first
+ * time.
  */
-extern void announce_lock(Oid outbox);
+extern bool announce_lock(Oid outbox);
 
 /* This transaction inserted a task with this id, by enqueue. */
 extern void announce_id(int64 id);

@@ -8,8 +8,9 @@
  * database once; a relay that finds no extension frees its slot and exits, and
  * is not started again until CREATE EXTENSION or CREATE DATABASE commits there:
  * a hook notes those, and the commit sets the launcher's latch. A relay that
- * ends is started again at once, after errors with a growing delay. The slots
- * are in shared memory: a new launcher finds the relays that run, and theirs.
+ * ends is started again at once, after errors with a growing delay. It leaves for
+ * commands that need its database alone, and is held off until they are done. The
+ * slots are in shared memory: a new launcher finds the relays that run, and theirs.
  */
 #include "taskoutbox.h"
 #include "launcher.h"
@@ -23,6 +24,8 @@
 #include "catalog/objectaccess.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
+#include "commands/dbcommands.h"
+#include "commands/defrem.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -30,6 +33,8 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
+#include "tcop/utility.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -53,7 +58,11 @@
 /* So many relays may be starting at the same time. */
 #define STARTING_MAX 4
 
+/* A command that needs a database alone looks for connections this long at most. */
+#define HOLD (10 * USECS_PER_SEC)
+
 static object_access_hook_type prev_object_access_hook = NULL;
+static ProcessUtility_hook_type prev_ProcessUtility_hook = NULL;
 
 /*
  * Hooks, in backends: what may need a relay, or need it no longer
@@ -63,12 +72,12 @@ static Oid	probe_at_commit = InvalidOid;
 static bool check_extension_at_commit = false;
 
 /*
- * The database is about to be dropped, and locked already: a relay that comes
- * back waits for that lock, and then finds the database gone. DROP DATABASE
- * itself waits 5 s for connections to end.
+ * A command needs the database without connections: its relay is to leave, and
+ * not to come back for that long (microseconds). The command itself waits 5 s
+ * for connections to end.
  */
 static void
-stop_relay(Oid dboid)
+stop_relay(Oid dboid, int64 hold)
 {
 	DatabaseSlot *db = database_slot(dboid);
 	int			pid = 0;
@@ -77,10 +86,93 @@ stop_relay(Oid dboid)
 	{
 		SpinLockAcquire(&db->mutex);
 		pid = db->relay_pid;
+		db->hold_until = GetCurrentTimestamp() + hold;
 		SpinLockRelease(&db->mutex);
 	}
 	if (pid != 0)
 		kill(pid, SIGTERM);
+}
+
+static void
+let_relay_return(Oid dboid)
+{
+	DatabaseSlot *db = database_slot(dboid);
+
+	if (db)
+	{
+		SpinLockAcquire(&db->mutex);
+		db->hold_until = 0;
+		SpinLockRelease(&db->mutex);
+	}
+	wake_launcher();
+}
+
+static char *
+string_option(List *options, const char *name)
+{
+	ListCell   *cell;
+
+	foreach(cell, options)
+	{
+		DefElem    *option = lfirst_node(DefElem, cell);
+
+		if (strcmp(option->defname, name) == 0 && option->arg != NULL)
+			return defGetString(option);
+	}
+	return NULL;
+}
+
+/*
+ * The database that a command is about to copy, rename or move, or InvalidOid;
+ * also when its user may not do that, so that he stops nothing.
+ */
+static Oid
+database_needed_alone(Node *stmt)
+{
+	const char *name = NULL;
+	Oid			dboid;
+
+	if (IsA(stmt, CreatedbStmt))
+		name = string_option(((CreatedbStmt *) stmt)->options, "template");
+	else if (IsA(stmt, AlterDatabaseStmt) &&
+			 string_option(((AlterDatabaseStmt *) stmt)->options, "tablespace"))
+		name = ((AlterDatabaseStmt *) stmt)->dbname;
+	else if (IsA(stmt, RenameStmt) && ((RenameStmt *) stmt)->renameType == OBJECT_DATABASE)
+		name = ((RenameStmt *) stmt)->subname;
+
+	dboid = name ? get_database_oid(name, true) : InvalidOid;
+	if (!OidIsValid(dboid) || !compat_database_ownercheck(dboid, GetUserId()))
+		return InvalidOid;
+	return dboid;
+}
+
+static void
+launcher_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
+						ProcessUtilityContext context, ParamListInfo params,
+						QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
+{
+	ProcessUtility_hook_type next = prev_ProcessUtility_hook ?
+		prev_ProcessUtility_hook : standard_ProcessUtility;
+	Node	   *stmt = pstmt->utilityStmt;
+	Oid			dboid = InvalidOid;
+
+	if (IsA(stmt, CreatedbStmt) || IsA(stmt, AlterDatabaseStmt) || IsA(stmt, RenameStmt))
+		dboid = database_needed_alone(stmt);
+	if (!OidIsValid(dboid))
+	{
+		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		return;
+	}
+	stop_relay(dboid, HOLD);
+	PG_TRY();
+	{
+		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+	}
+	PG_FINALLY();
+	{
+		let_relay_return(dboid);
+	}
+	PG_END_TRY();
 }
 
 static void
@@ -96,7 +188,8 @@ launcher_object_access(ObjectAccessType access, Oid classId, Oid objectId, int s
 	else if (access == OAT_DROP && classId == ExtensionRelationId)
 		check_extension_at_commit = true;
 	else if (access == OAT_DROP && classId == DatabaseRelationId)
-		stop_relay(objectId);
+	/* It is locked already: a relay that comes back waits, and finds it gone. */
+		stop_relay(objectId, 0);
 }
 
 static void
@@ -137,6 +230,8 @@ launcher_init(void)
 
 	prev_object_access_hook = object_access_hook;
 	object_access_hook = launcher_object_access;
+	prev_ProcessUtility_hook = ProcessUtility_hook;
+	ProcessUtility_hook = launcher_ProcessUtility;
 	RegisterXactCallback(launcher_xact_callback, NULL);
 
 	/* pg_upgrade runs both clusters in this mode: nothing may happen there. */
@@ -194,9 +289,12 @@ relay_slot_claim(int index)
 {
 	DatabaseSlot *db = &shared->databases[index];
 	bool		is_mine = false;
+	TimestampTz now = GetCurrentTimestamp();
 
 	SpinLockAcquire(&db->mutex);
-	if (db->state == RELAY_STARTING && db->relay_pid == 0)
+	if (db->hold_until > now)
+		db->state = RELAY_STOPPED;
+	else if (db->state == RELAY_STARTING && db->relay_pid == 0)
 	{
 		db->relay_pid = MyProcPid;
 		is_mine = true;
@@ -360,10 +458,12 @@ slot_assign(DatabaseSlot *db, Oid dboid)
 	memset(db->queues, 0, taskoutbox_max_queues * sizeof(QueueSlot));
 	db->next_expiry = DT_NOEND;
 	db->outbox = InvalidOid;
+	db->pin = PIN_NONE;
 	LWLockRelease(shared->lease_lock);
 
 	SpinLockAcquire(&db->mutex);
 	db->failures = 0;
+	db->hold_until = 0;
 	db->restarts = -1;			/* the first start is none */
 	db->probe_again = false;
 	db->check_extension = false;
@@ -436,7 +536,7 @@ start_relays(void)
 		if (db->state == RELAY_STARTING && db->relay_pid == 0 &&
 			now - db->since > START_TIMEOUT)
 			db->state = RELAY_STOPPED;
-		is_due = db->state == RELAY_STOPPED && db->restart_at <= now;
+		is_due = db->state == RELAY_STOPPED && Max(db->restart_at, db->hold_until) <= now;
 		starting += db->state == RELAY_STARTING;
 		SpinLockRelease(&db->mutex);
 
@@ -495,7 +595,7 @@ idle_time(void)
 			next = Min(next, db->since + START_TIMEOUT);
 		/* With many starting, the end of a start wakes us. */
 		else if (db->state == RELAY_STOPPED && starting < STARTING_MAX)
-			next = Min(next, db->restart_at);
+			next = Min(next, Max(db->restart_at, db->hold_until));
 	}
 	return next == DT_NOEND ? -1 : TimestampDifferenceMilliseconds(now, next);
 }

@@ -35,6 +35,7 @@
 #include "utils/syscache.h"
 
 #include "announce.h"
+#include "installation.h"
 
 Oid
 outbox_sibling_relid(const char *name)
@@ -90,7 +91,8 @@ int64
 outbox_draw_id(void)
 {
 	/* The lock comes before the id: the relay's floor stands on that. */
-	announce_lock(outbox_relid());
+	if (announce_lock(outbox_relid()))
+		installation_pin();
 	return nextval_internal(outbox_sibling_relid("task_outbox_id_seq"), false);
 }
 

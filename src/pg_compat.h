@@ -90,4 +90,11 @@
 #define compat_disable_transaction_timeout() ((void) 0)
 #endif
 
+/* 16: one function for the owners of all kinds of objects */
+#if PG_VERSION_NUM >= 160000
+#define compat_database_ownercheck(dboid, roleid) object_ownercheck(DatabaseRelationId, dboid, roleid)
+#else
+#define compat_database_ownercheck(dboid, roleid) pg_database_ownercheck(dboid, roleid)
+#endif
+
 #endif							/* PG_COMPAT_H */

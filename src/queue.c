@@ -93,7 +93,7 @@ PG_FUNCTION_INFO_V1(taskoutbox_alter_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_pause_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_resume_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_drop_queue);
-PG_FUNCTION_INFO_V1(taskoutbox_queue_changed);
+PG_FUNCTION_INFO_V1(taskoutbox_settings_changed);
 
 static Oid
 queue_relid(void)
@@ -304,12 +304,12 @@ queue_read_again(void)
  * sent: so it reads the table again for that, and receives wait until it has.
  */
 Datum
-taskoutbox_queue_changed(PG_FUNCTION_ARGS)
+taskoutbox_settings_changed(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = (TriggerData *) fcinfo->context;
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
-		elog(ERROR, "queue_changed: not called by trigger manager");
+		elog(ERROR, "settings_changed: not called by trigger manager");
 	CacheInvalidateRelcache(trigger->tg_relation);
 	has_changed = true;
 

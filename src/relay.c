@@ -19,6 +19,7 @@
 #include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
@@ -41,6 +42,7 @@
 #include "blocked.h"
 #include "deduplication.h"
 #include "id_array.h"
+#include "installation.h"
 #include "lane.h"
 #include "launcher.h"
 #include "lease.h"
@@ -590,6 +592,24 @@ take_in(TimestampTz now)
  * The process
  */
 
+/* Others have to know it: those who would call a controller, or publish. */
+static void
+read_pin(void)
+{
+	InstallationPin pin = installation_read_pin();
+
+	if (pin == PIN_FOREIGN && db->pin != PIN_FOREIGN)
+		ereport(LOG,
+				(errmsg("taskoutbox: database \"%s\" is a copy, and delivers nothing by itself",
+						get_database_name(MyDatabaseId)),
+				 errhint("If its tasks are to be done here, run SELECT %s.confirm().", TASKOUTBOX_SCHEMA)));
+	if (db->pin == pin)
+		return;
+	db->installation = installation_read_id();
+	db->pin = pin;
+	wake_launcher();
+}
+
 static void
 set_queues(void)
 {
@@ -657,8 +677,11 @@ relay_round(void)
 	SpinLockAcquire(&db->mutex);
 	settings_changes = db->settings_changes;
 	SpinLockRelease(&db->mutex);
-	if (settings_changes != db->settings_read)
+	if (settings_changes != db->settings_read || !is_started)
+	{
 		queue_read_again();
+		read_pin();
+	}
 	if (settings_generation != queue_generation())
 		set_queues();
 	take_in(now);

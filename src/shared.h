@@ -14,6 +14,7 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "utils/hsearch.h"
+#include "utils/uuid.h"
 
 #include "rate.h"
 
@@ -78,6 +79,14 @@ typedef struct QueueSlot
 	TimestampTz problem_since;
 } QueueSlot;
 
+/* Does this database have a pin (installation.c), and is it its own? */
+typedef enum InstallationPin
+{
+	PIN_NONE,
+	PIN_OWN,
+	PIN_FOREIGN
+} InstallationPin;
+
 typedef enum RelayState
 {
 	RELAY_NONE,					/* free slot */
@@ -96,6 +105,7 @@ typedef struct DatabaseSlot
 	Latch	   *relay_latch;	/* NULL: no relay */
 	TimestampTz since;			/* of the state */
 	TimestampTz restart_at;		/* RELAY_STOPPED: not before this */
+	TimestampTz hold_until;		/* no start before this: a command needs the database alone */
 	int			failures;		/* errors in a row */
 	int64		restarts;
 	bool		probe_again;	/* the extension may have been created again */
@@ -117,6 +127,8 @@ typedef struct DatabaseSlot
 	int64		message_groups;
 	int64		memory_bytes;
 	int64		orphans;		/* rows of queues that do not exist */
+	InstallationPin pin;
+	pg_uuid_t	installation;
 
 	/* under the lease lock */
 	Oid			outbox;			/* the table whose ids are on offer */

@@ -33,8 +33,8 @@ PG_FUNCTION_INFO_V1(taskoutbox_get_in_flight);
 static void
 put_relay(ReturnSetInfo *rsinfo, Oid dboid, const char *state, const DatabaseSlot *db, const char *hint)
 {
-	Datum		values[9] = {0};
-	bool		nulls[9] = {false};
+	Datum		values[10] = {0};
+	bool		nulls[10] = {false};
 
 	values[0] = ObjectIdGetDatum(dboid);
 	values[1] = CStringGetTextDatum(state);
@@ -48,10 +48,12 @@ put_relay(ReturnSetInfo *rsinfo, Oid dboid, const char *state, const DatabaseSlo
 		values[5] = Int64GetDatum(db->message_groups);
 		values[6] = Int64GetDatum(db->memory_bytes);
 		values[7] = Int64GetDatum(Max(db->restarts, 0));
+		values[8] = BoolGetDatum(db->pin == PIN_OWN);
 	}
-	nulls[8] = hint == NULL;
+	nulls[8] = db == NULL || db->pin == PIN_NONE;
+	nulls[9] = hint == NULL;
 	if (hint)
-		values[8] = CStringGetTextDatum(hint);
+		values[9] = CStringGetTextDatum(hint);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
@@ -80,7 +82,9 @@ taskoutbox_get_relay_status(PG_FUNCTION_ARGS)
 				break;
 			case RELAY_RUNNING:
 				state = "running";
-				if (db.orphans > 0)
+				if (db.pin == PIN_FOREIGN)
+					hint = "This database is a copy, and delivers nothing by itself. If its tasks are to be done here, run SELECT taskoutbox.confirm().";
+				else if (db.orphans > 0)
 					hint = psprintf("Rows that wait for a queue that does not exist: %lld. Create it, or delete them.",
 									(long long) db.orphans);
 				break;

@@ -1,0 +1,187 @@
+/*
+ * installation.c
+ *	  Which installation this database is, and whether it is the one that its tasks
+ *	  belong to.
+ *
+ * A restored dump, a copy by CREATE DATABASE ... TEMPLATE or a cluster after
+ * pg_upgrade has the tasks of another database, which may still be at work on
+ * them. So an installation is pinned to its cluster (system identifier) and
+ * database (oid), by a row that goes along with the tasks into every copy: by the
+ * first enqueue, not by the script, which runs at a restore as well. (Several that
+ * are first at the same time write a row each; none waits for another.) With a
+ * foreign pin nothing leaves the database by itself, and no consumer worker runs,
+ * until confirm(). Of the uuids that scripts made, the oldest stays that of the
+ * installation: with it tasks are told from those of all others.
+ */
+#include "taskoutbox.h"
+#include "installation.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "outbox.h"
+#include "shared.h"
+
+/* Columns of the tables. */
+enum
+{
+	INSTALLATION_ID = 1,
+	INSTALLATION_CREATED_AT
+};
+
+enum
+{
+	PIN_SYSTEM_IDENTIFIER = 1,
+	PIN_DATABASE_OID
+};
+
+/* The pin of the extension with this outbox is committed. */
+static Oid	pinned_outbox = InvalidOid;
+
+PG_FUNCTION_INFO_V1(taskoutbox_confirm);
+
+static char *
+system_identifier(void)
+{
+	return psprintf(UINT64_FORMAT, GetSystemIdentifier());
+}
+
+/* Small tables, as they are at this moment. */
+typedef struct Reader
+{
+	Relation	rel;
+	Snapshot	snapshot;
+	TupleTableSlot *slot;
+	TableScanDesc scan;
+} Reader;
+
+static Reader
+begin(const char *table)
+{
+	Reader		reader;
+
+	reader.rel = table_open(outbox_sibling_relid(table), AccessShareLock);
+	reader.snapshot = RegisterSnapshot(GetLatestSnapshot());
+	reader.slot = table_slot_create(reader.rel, NULL);
+	reader.scan = table_beginscan(reader.rel, reader.snapshot, 0, NULL);
+	return reader;
+}
+
+/* The next row's values, or NULL. */
+static Datum *
+next(Reader *reader)
+{
+	if (!table_scan_getnextslot(reader->scan, ForwardScanDirection, reader->slot))
+		return NULL;
+	slot_getallattrs(reader->slot);
+	return reader->slot->tts_values;
+}
+
+static void
+end(Reader *reader)
+{
+	table_endscan(reader->scan);
+	ExecDropSingleTupleTableSlot(reader->slot);
+	UnregisterSnapshot(reader->snapshot);
+	table_close(reader->rel, AccessShareLock);
+}
+
+InstallationPin
+installation_read_pin(void)
+{
+	Reader		reader = begin("installation_pin");
+	const char *own = system_identifier();
+	InstallationPin pin = PIN_NONE;
+	Datum	   *values;
+
+	while ((values = next(&reader)) != NULL)
+	{
+		if (strcmp(TextDatumGetCString(values[PIN_SYSTEM_IDENTIFIER - 1]), own) != 0 ||
+			DatumGetObjectId(values[PIN_DATABASE_OID - 1]) != MyDatabaseId)
+			pin = PIN_FOREIGN;
+		else if (pin == PIN_NONE)
+			pin = PIN_OWN;
+	}
+	end(&reader);
+
+	return pin;
+}
+
+pg_uuid_t
+installation_read_id(void)
+{
+	Reader		reader = begin("installation");
+	TimestampTz oldest = DT_NOEND;
+	pg_uuid_t	uuid = {{0}};
+	Datum	   *values;
+
+	while ((values = next(&reader)) != NULL)
+	{
+		TimestampTz created_at = DatumGetTimestampTz(values[INSTALLATION_CREATED_AT - 1]);
+
+		if (created_at >= oldest)
+			continue;
+		oldest = created_at;
+		uuid = *DatumGetUUIDP(values[INSTALLATION_ID - 1]);
+	}
+	end(&reader);
+
+	return uuid;
+}
+
+static void
+insert_pin(void)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, OIDOID};
+	Datum		values[] = {CStringGetTextDatum(system_identifier()), ObjectIdGetDatum(MyDatabaseId)};
+
+	(void) outbox_execute(&plan,
+						  "INSERT INTO taskoutbox.installation_pin (system_identifier, database_oid) VALUES ($1, $2)",
+						  lengthof(values), types, values, NULL, true, NULL);
+}
+
+void
+installation_pin(void)
+{
+	static LocalTransactionId inserted = InvalidLocalTransactionId;
+	Oid			outbox = outbox_relid();
+
+	if (pinned_outbox == outbox)
+		return;
+	if (installation_read_pin() == PIN_NONE)
+	{
+		insert_pin();
+		inserted = MY_LXID;
+	}
+	/* Our own row can still be rolled back. */
+	else if (inserted != MY_LXID)
+		pinned_outbox = outbox;
+}
+
+Datum
+taskoutbox_confirm(PG_FUNCTION_ARGS)
+{
+	static SPIPlanPtr plan = NULL;
+
+	PreventCommandIfReadOnly("taskoutbox.confirm()");
+	(void) outbox_execute(&plan, "DELETE FROM taskoutbox.installation_pin", 0, NULL, NULL, NULL, true, NULL);
+	insert_pin();
+	PG_RETURN_VOID();
+}
+
+char *
+installation_task_uid(const pg_uuid_t *uuid, int64 first_id, TimestampTz enqueued_at)
+{
+	return psprintf("%s:" INT64_FORMAT ":" INT64_FORMAT,
+					DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(uuid))),
+					first_id, enqueued_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY);
+}
