@@ -16,6 +16,7 @@ REGRESS = \
 	dead_letter \
 	observe \
 	queue \
+	schedule \
 	reinstall \
 	security
 ISOLATION = $(patsubst specs/%.spec,%,$(sort $(wildcard specs/*.spec)))
