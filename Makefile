@@ -17,6 +17,7 @@ REGRESS = \
 	observe \
 	installation \
 	queue \
+	schedule \
 	reinstall \
 	security
 ISOLATION = $(patsubst specs/%.spec,%,$(sort $(wildcard specs/*.spec)))
@@ -65,15 +66,16 @@ check-libcurl:
 		| $(CC) $(CPPFLAGS) -fsyntax-only -x c - 2>/dev/null \
 		|| { echo 'taskoutbox needs the headers of libcurl 7.86.0 or later (Debian: libcurl4-openssl-dev)' >&2; exit 1; }
 
-# Preloaded by tests, by its path.
-.PHONY: slow_commit
-slow_commit:
-	@$(MAKE) --silent --no-print-directory -C test/slow_commit with_llvm=no
-installcheck: slow_commit
-clean: clean-slow_commit
-.PHONY: clean-slow_commit
-clean-slow_commit:
-	@$(MAKE) --silent --no-print-directory -C test/slow_commit clean
+# Preloaded by tests, by their paths.
+test_libraries = test/slow_commit test/clock
+.PHONY: $(test_libraries)
+$(test_libraries):
+	@$(MAKE) --silent --no-print-directory -C $@ with_llvm=no
+installcheck: $(test_libraries)
+clean: $(test_libraries:%=clean-%)
+.PHONY: $(test_libraries:%=clean-%)
+$(test_libraries:%=clean-%): clean-%:
+	@$(MAKE) --silent --no-print-directory -C $* clean
 
 # Databases are created with the encoding of the locale, and half of the tests is about characters.
 installcheck: export LANG = C.UTF-8

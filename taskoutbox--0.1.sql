@@ -231,6 +231,38 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_enqueue';
 COMMENT ON FUNCTION taskoutbox.enqueue(text, jsonb, text, text, text, timestamp with time zone, jsonb, interval) IS
 'Writes one task into the outbox, in the caller''s transaction: it is delivered if and only if that transaction commits. Tasks with the same group_id are delivered one after the other, in order. Limits: task_type and queue 128 characters, group_id and deduplication_id 128 ASCII letters, digits and punctuation marks, payload and attributes taskoutbox.max_message_bytes, headers 7 string attributes. With a deduplication_id it is a duplicate if a task with that id was enqueued less than the queue''s deduplication_window ago (or deduplication_window, if that is given and longer), or is still in the outbox: then nothing is written, and the first task''s id returned; above READ COMMITTED a concurrent one can give error 40001. deliver_at: not before that time. Errors: TO001 to TO008, TO010, TO017 queue full.';
 
+CREATE FUNCTION taskoutbox.period_id(
+	prefix text,
+	period text,
+	timezone text DEFAULT 'UTC',
+	at timestamp with time zone DEFAULT pg_catalog.now()
+) RETURNS text
+LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'taskoutbox_period_id';
+COMMENT ON FUNCTION taskoutbox.period_id(text, text, text, timestamp with time zone) IS
+'A deduplication id for the period that a time is in, on the clocks of a time zone, whatever TimeZone the session has: prefix-2026-11-29. period: quarter-hour, hour, day, week (ISO), month, quarter or year. One id per local period, also when clocks are changed. Errors: TO001 to TO003, TO008, TO010 unknown period or timezone.';
+
+CREATE FUNCTION taskoutbox.period_start(
+	period text,
+	timezone text DEFAULT 'UTC',
+	at timestamp with time zone DEFAULT pg_catalog.now()
+) RETURNS timestamp with time zone
+LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'taskoutbox_period_start';
+COMMENT ON FUNCTION taskoutbox.period_start(text, text, timestamp with time zone) IS
+'When the period began that a time is in; arguments and errors as for period_id.';
+
+CREATE FUNCTION taskoutbox.enqueue_period(
+	task_type text,
+	period text,
+	payload jsonb DEFAULT '{}',
+	group_id text DEFAULT NULL,
+	timezone text DEFAULT 'UTC',
+	at timestamp with time zone DEFAULT pg_catalog.now(),
+	queue text DEFAULT 'default'
+) RETURNS taskoutbox.enqueued
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_enqueue_period';
+COMMENT ON FUNCTION taskoutbox.enqueue_period(text, text, jsonb, text, text, timestamp with time zone, text) IS
+'enqueue for the period that a time is in: deduplication_id is period_id(task_type, period, timezone, at), taken for 400 days, and the headers period, period_start and timezone say which period it is. Errors: those of enqueue and of period_id, and TO010 for an at in a period that began more than 400 days ago, or begins more than 400 days from now.';
+
 
 /*
  * Consumers
@@ -515,6 +547,58 @@ COMMENT ON FUNCTION taskoutbox.task(bigint) IS
 'One row that says where a task is (waiting, delayed, in flight, waiting for retry, paused, blocked, dead, gone), since when, and what comes next, and when if that is known. Error: TO001.';
 
 
+/*
+ * Schedules
+ */
+
+CREATE FUNCTION taskoutbox.missed_periods(
+	task_type text,
+	period text,
+	timezone text DEFAULT 'UTC',
+	since timestamp with time zone DEFAULT NULL,
+	queue text DEFAULT 'default',
+	OUT period_id text,
+	OUT period_start timestamp with time zone
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_missed_periods';
+COMMENT ON FUNCTION taskoutbox.missed_periods(text, text, text, timestamp with time zone, text) IS
+'Periods that are over, began at or after since (NULL: after the first one that had a task, of the last 400 days), and had no task: the deduplication id that enqueue_period makes is free. Errors: TO001 to TO003, TO005, TO008, TO010 also for a since more than 400 days ago, and when ids were taken for a shorter time.';
+
+CREATE FUNCTION taskoutbox.get_schedule_status(
+	OUT jobid bigint,
+	OUT jobname text,
+	OUT schedule text,
+	OUT database text,
+	OUT username text,
+	OUT active boolean,
+	OUT last_run timestamp with time zone,
+	OUT status text,
+	OUT duration interval,
+	OUT last_failure timestamp with time zone,
+	OUT error text,
+	OUT task_type text,
+	OUT queue text,
+	OUT id_prefix text,
+	OUT period text,
+	OUT timezone text,
+	OUT last_period text,
+	OUT last_task bigint,
+	OUT missed_periods text[],
+	OUT missed_starts timestamp with time zone[],
+	OUT hint text
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_schedule_status';
+COMMENT ON FUNCTION taskoutbox.get_schedule_status() IS
+'What the view schedule_status shows. Reads the tables of pg_cron with the rights of the caller.';
+
+CREATE VIEW taskoutbox.schedule_status AS
+SELECT s.jobid, s.jobname, s.schedule, s.database, s.username, s.active, s.last_run, s.status, s.duration, s.last_failure, s.error,
+	s.task_type, s.queue, s.id_prefix, s.period, s.timezone, s.last_period, s.last_task, s.missed_periods, s.missed_starts, s.hint
+FROM taskoutbox.get_schedule_status() s;
+COMMENT ON VIEW taskoutbox.schedule_status IS
+'Every pg_cron entry that calls enqueue or enqueue_period: its last run, the last failure in pg_cron''s log and why, what it enqueues, the last period that had its task, and the periods in which it was due and that had none. Empty, with a NOTICE, without pg_cron or the right to read its tables.';
+
+
 -- Functions and types are open to PUBLIC by default, tables and views are not.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
@@ -530,6 +614,7 @@ REVOKE ALL ON TYPE taskoutbox.relay_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue_metrics FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.in_flight FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.blocked_groups FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.schedule_status FROM PUBLIC;
 
 -- pg_dump compares privileges with what an extension gave at first, but cannot do
 -- so for row types of tables, and would warn of each of them at every dump.

@@ -21,6 +21,7 @@
 #include "miscadmin.h"
 #include "tcop/pquery.h"
 #include "tcop/utility.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -93,6 +94,41 @@ deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampT
 		}
 		/* It was purged just now. */
 	}
+}
+
+typedef struct Found
+{
+	int64	   *tasks;
+	TimestampTz *expires_at;
+} Found;
+
+static void
+take_found(HeapTuple row, TupleDesc desc, void *arg)
+{
+	Found	   *found = arg;
+	bool		isnull;
+	int64		n = DatumGetInt64(SPI_getbinval(row, desc, 1, &isnull)) - 1;
+
+	found->tasks[n] = DatumGetInt64(SPI_getbinval(row, desc, 2, &isnull));
+	found->expires_at[n] = DatumGetTimestampTz(SPI_getbinval(row, desc, 3, &isnull));
+}
+
+void
+deduplication_find(const char *queue, int n, const Datum *ids, int64 *tasks, TimestampTz *expires_at)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, TEXTARRAYOID};
+	Datum		values[] = {CStringGetTextDatum(queue),
+		PointerGetDatum(construct_array((Datum *) ids, n, TEXTOID, -1, false, TYPALIGN_INT))
+	};
+	Found		found = {tasks, expires_at};
+
+	memset(tasks, 0, n * sizeof(int64));
+	(void) outbox_for_each(&plan,
+						"SELECT u.n, d.task_id, d.expires_at FROM pg_catalog.unnest($2) WITH ORDINALITY u (id, n) "
+						"JOIN taskoutbox.deduplication d ON d.queue OPERATOR(pg_catalog.=) $1 "
+						"AND d.deduplication_id OPERATOR(pg_catalog.=) u.id",
+						2, types, values, NULL, false, take_found, &found);
 }
 
 bool

@@ -23,6 +23,13 @@ extern char *deduplication_scoped(const char *id);
 extern int64 deduplication_enter(const char *queue, const char *id, int64 task_id,
 								 TimestampTz expires_at);
 
+/*
+ * For n (scoped) ids of a queue, texts: the tasks that took them, 0 for none, and
+ * until when they are taken.
+ */
+extern void deduplication_find(const char *queue, int n, const Datum *ids,
+							   int64 *tasks, TimestampTz *expires_at);
+
 /* For the relay: forget a batch of expired entries; returns whether there may be more. */
 extern bool deduplication_purge(void);
 

@@ -25,10 +25,12 @@
 #include "deduplication.h"
 #include "lease.h"
 #include "outbox.h"
+#include "period.h"
 #include "queue.h"
 #include "shared.h"
 
 PG_FUNCTION_INFO_V1(taskoutbox_enqueue);
+PG_FUNCTION_INFO_V1(taskoutbox_enqueue_period);
 PG_FUNCTION_INFO_V1(taskoutbox_task_outbox_check);
 PG_FUNCTION_INFO_V1(taskoutbox_task_outbox_truncated);
 
@@ -45,8 +47,40 @@ enum
 	ARG_QUEUE,
 	ARG_DELIVER_AT,
 	ARG_HEADERS,
-	ARG_DEDUPLICATION_WINDOW
+	ARG_DEDUPLICATION_WINDOW,
+	ENQUEUE_ARGS
 };
+
+/* Arguments of enqueue_period. */
+enum
+{
+	PERIOD_ARG_TASK_TYPE,
+	PERIOD_ARG_PERIOD,
+	PERIOD_ARG_PAYLOAD,
+	PERIOD_ARG_GROUP_ID,
+	PERIOD_ARG_TIMEZONE,
+	PERIOD_ARG_AT,
+	PERIOD_ARG_QUEUE
+};
+
+/* For an error in the log of a schedule: which task it was. */
+typedef struct TaskName
+{
+	const char *task_type;
+	const char *deduplication_id;	/* or NULL */
+} TaskName;
+
+static void
+name_task(void *arg)
+{
+	const TaskName *name = arg;
+
+	if (name->deduplication_id)
+		errcontext("enqueue of a task of type \"%s\" with deduplication_id \"%.*s\"",
+				   name->task_type, ID_CHARACTERS, name->deduplication_id);
+	else
+		errcontext("enqueue of a task of type \"%s\"", name->task_type);
+}
 
 /* A row waits for ever without a relay, so say it, once per transaction. */
 static void
@@ -152,7 +186,10 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	bool		nulls[OUTBOX_COLUMNS];
 	Datum		result[2];
 	bool		result_nulls[2] = {false, false};
+	TaskName	name = {task_type, deduplication_id};
+	ErrorContextCallback context = {.previous = error_context_stack, .callback = name_task, .arg = &name};
 
+	error_context_stack = &context;
 	PreventCommandIfReadOnly("taskoutbox.enqueue()");
 	PreventCommandIfParallelMode("taskoutbox.enqueue()");
 
@@ -205,9 +242,81 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 		fcinfo->flinfo->fn_extra = result_desc;
 		MemoryContextSwitchTo(old);
 	}
+	error_context_stack = context.previous;
 	result[0] = Int64GetDatum(first == 0 ? id : first);
 	result[1] = BoolGetDatum(first != 0);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(result_desc, result, result_nulls)));
+}
+
+/* The longest of the queue's window and of what lets nobody run a period twice. */
+static Interval *
+period_window(const Period *period, TimestampTz now, int64 queue_window)
+{
+	Interval   *window = palloc0(sizeof(Interval));
+
+	window->time = Max(Max(period->start - now, 0) + PERIOD_KEPT, queue_window);
+	return window;
+}
+
+static Jsonb *
+period_headers(const PeriodRule *rule, const Period *period)
+{
+	const char *pairs[] = {
+		"period", period_kind_name(rule),
+		"period_start", period_local_start(rule, period),
+		"timezone", pg_get_timezone_name(rule->zone)
+	};
+	JsonbParseState *state = NULL;
+	JsonbValue	value = {.type = jbvString};
+
+	pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	for (int i = 0; i < lengthof(pairs); i++)
+	{
+		value.val.string.val = unconstify(char *, pairs[i]);
+		value.val.string.len = strlen(pairs[i]);
+		pushJsonbValue(&state, i % 2 == 0 ? WJB_KEY : WJB_VALUE, &value);
+	}
+	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+}
+
+/* enqueue, with an id, a window and headers that say which period it is for. */
+Datum
+taskoutbox_enqueue_period(PG_FUNCTION_ARGS)
+{
+	LOCAL_FCINFO(enqueue, ENQUEUE_ARGS);
+	char	   *task_type = check_name("task_type", fcinfo, PERIOD_ARG_TASK_TYPE);
+	char	   *queue = check_name("queue", fcinfo, PERIOD_ARG_QUEUE);
+	PeriodRule	rule = period_rule_argument(fcinfo, PERIOD_ARG_PERIOD, PERIOD_ARG_TIMEZONE);
+	Period		period = period_at(&rule, period_time_argument("at", fcinfo, PERIOD_ARG_AT));
+	char	   *id = period_checked_id("task_type", task_type, &period);
+	TimestampTz now = GetCurrentTimestamp();
+	TaskName	name = {task_type, id};
+	ErrorContextCallback context = {.previous = error_context_stack, .callback = name_task, .arg = &name};
+
+	error_context_stack = &context;
+	if (period.start < now - PERIOD_KEPT || period.start > now + PERIOD_KEPT)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("at is out of range"),
+				 errdetail("The period must begin less than %d days ago, and not more than %d days from now: whether an older one had its task is not known any more.",
+						   PERIOD_KEPT_DAYS, PERIOD_KEPT_DAYS),
+				 errhint("If you know that it had none, use enqueue with a deduplication_id of your own.")));
+
+	InitFunctionCallInfoData(*enqueue, fcinfo->flinfo, ENQUEUE_ARGS, fcinfo->fncollation, fcinfo->context, NULL);
+	for (int i = 0; i < ENQUEUE_ARGS; i++)
+		enqueue->args[i].isnull = true;
+#define PASS(n, datum) (enqueue->args[n].value = (datum), enqueue->args[n].isnull = false)
+	enqueue->args[ARG_TASK_TYPE] = fcinfo->args[PERIOD_ARG_TASK_TYPE];
+	enqueue->args[ARG_PAYLOAD] = fcinfo->args[PERIOD_ARG_PAYLOAD];
+	enqueue->args[ARG_GROUP_ID] = fcinfo->args[PERIOD_ARG_GROUP_ID];
+	enqueue->args[ARG_QUEUE] = fcinfo->args[PERIOD_ARG_QUEUE];
+	PASS(ARG_DEDUPLICATION_ID, CStringGetTextDatum(id));
+	PASS(ARG_HEADERS, JsonbPGetDatum(period_headers(&rule, &period)));
+	PASS(ARG_DEDUPLICATION_WINDOW,
+		 IntervalPGetDatum(period_window(&period, now, queue_settings(queue)->deduplication_window)));
+#undef PASS
+	error_context_stack = context.previous;
+	return taskoutbox_enqueue(enqueue);
 }
 
 /* Nobody else's tables have the columns that these triggers read. */

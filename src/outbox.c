@@ -316,8 +316,9 @@ end_as_owner(Caller caller)
 }
 
 uint64
-outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
-			   const Datum *values, const char *nulls, bool is_now, int64 *result)
+outbox_for_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+				const Datum *values, const char *nulls, bool is_now,
+				OutboxRowCallback each, void *arg)
 {
 	Caller		caller = begin_as_owner(plan, sql, nargs, types);
 	int			code;
@@ -337,15 +338,27 @@ outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 		elog(ERROR, "could not execute \"%s\": %s", sql, SPI_result_code_string(code));
 
 	processed = SPI_processed;
-	if (result && processed > 0)
-	{
-		bool		isnull;
-
-		*result = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &isnull));
-	}
+	for (uint64 i = 0; each && i < processed; i++)
+		each(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, arg);
 	end_as_owner(caller);
 
 	return processed;
+}
+
+static void
+take_bigint(HeapTuple row, TupleDesc desc, void *result)
+{
+	bool		isnull;
+
+	*(int64 *) result = DatumGetInt64(SPI_getbinval(row, desc, 1, &isnull));
+}
+
+uint64
+outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+			   const Datum *values, const char *nulls, bool is_now, int64 *result)
+{
+	return outbox_for_each(plan, sql, nargs, types, values, nulls, is_now,
+						   result ? take_bigint : NULL, result);
 }
 
 void

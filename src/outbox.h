@@ -104,10 +104,17 @@ extern void outbox_scan_due(OutboxReader *reader, TimestampTz after, TimestampTz
 extern TimestampTz outbox_next_due(OutboxReader *reader, TimestampTz after);
 
 /*
- * Run a statement as the owner of the table, and return how many rows it made;
- * the first column of the first row (a bigint) goes to *result, if not NULL. nulls
- * is as in SPI, or NULL: no argument is null. With is_now the statement sees the state of this moment, whatever the isolation level.
+ * Run a statement as the owner of the table, hand each row that it makes to a
+ * callback, if there is one, and return how many. nulls is as in SPI, or NULL: no
+ * argument is null. With is_now the statement sees the state of this moment,
+ * whatever the isolation level.
  */
+typedef void (*OutboxRowCallback) (HeapTuple row, TupleDesc desc, void *arg);
+extern uint64 outbox_for_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+							  const Datum *values, const char *nulls, bool is_now,
+							  OutboxRowCallback each, void *arg);
+
+/* The same for a statement that makes one row at most: a bigint, for *result if that is not NULL. */
 extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
 							 const Datum *values, const char *nulls, bool is_now, int64 *result);
 
