@@ -16,6 +16,8 @@ REGRESS = \
 	dead_letter \
 	observe \
 	installation \
+	roles \
+	check \
 	queue \
 	schedule \
 	reinstall \

@@ -599,6 +599,73 @@ COMMENT ON VIEW taskoutbox.schedule_status IS
 'Every pg_cron entry that calls enqueue or enqueue_period: its last run, the last failure in pg_cron''s log and why, what it enqueues, the last period that had its task, and the periods in which it was due and that had none. Empty, with a NOTICE, without pg_cron or the right to read its tables.';
 
 
+/*
+ * The library and the extension's objects
+ */
+
+CREATE FUNCTION taskoutbox.library_version() RETURNS text
+LANGUAGE C STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'taskoutbox_library_version';
+COMMENT ON FUNCTION taskoutbox.library_version() IS
+'The version of the library that this session has loaded, which can be another one than that of the extension''s objects (pg_extension.extversion) until ALTER EXTENSION taskoutbox UPDATE, or a restart of the server.';
+
+CREATE FUNCTION taskoutbox.check(
+	OUT object text,
+	OUT problem text,
+	OUT remedy text
+) RETURNS SETOF record
+LANGUAGE SQL STABLE PARALLEL UNSAFE ROWS 1
+BEGIN ATOMIC
+	SELECT t.tgrelid::pg_catalog.regclass::text, pg_catalog.format('trigger %I is not supported: enqueue passes it by', t.tgname),
+		'Drop it, and do its work in the transaction that enqueues, or in the consumer.'
+	FROM pg_catalog.pg_trigger t
+	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
+	JOIN pg_catalog.pg_proc p ON p.oid OPERATOR(pg_catalog.=) t.tgfoid
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND NOT t.tgisinternal
+	AND p.pronamespace OPERATOR(pg_catalog.<>) c.relnamespace
+	UNION ALL
+	SELECT t.tgrelid::pg_catalog.regclass::text, pg_catalog.format('trigger %I is disabled, or not enabled ALWAYS', t.tgname),
+		pg_catalog.format('Run ALTER TABLE %s ENABLE ALWAYS TRIGGER %I.', t.tgrelid::pg_catalog.regclass, t.tgname)
+	FROM pg_catalog.pg_trigger t
+	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
+	JOIN pg_catalog.pg_proc p ON p.oid OPERATOR(pg_catalog.=) t.tgfoid
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND NOT t.tgisinternal
+	AND p.pronamespace OPERATOR(pg_catalog.=) c.relnamespace AND t.tgenabled OPERATOR(pg_catalog.<>) 'A'
+	UNION ALL
+	SELECT c.oid::pg_catalog.regclass::text, pg_catalog.format('rule %I is not supported', r.rulename), 'Drop it.'
+	FROM pg_catalog.pg_rewrite r
+	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.ev_class
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND c.relkind OPERATOR(pg_catalog.=) 'r'
+	UNION ALL
+	SELECT c.oid::pg_catalog.regclass::text, 'row-level security is not supported: enqueue and receive pass it by',
+		pg_catalog.format('Run ALTER TABLE %s DISABLE ROW LEVEL SECURITY.', c.oid::pg_catalog.regclass)
+	FROM pg_catalog.pg_class c
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND c.relrowsecurity
+	UNION ALL
+	SELECT c.oid::pg_catalog.regclass::text, 'the index is not valid', pg_catalog.format('Run REINDEX INDEX %s.', c.oid::pg_catalog.regclass)
+	FROM pg_catalog.pg_index i
+	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.indexrelid
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND NOT i.indisvalid
+	UNION ALL
+	SELECT s.seqrelid::pg_catalog.regclass::text, 'the sequence has a cache: ids are not drawn in the order of calls',
+		pg_catalog.format('Run ALTER SEQUENCE %s CACHE 1.', s.seqrelid::pg_catalog.regclass)
+	FROM pg_catalog.pg_sequence s
+	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) s.seqrelid
+	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND s.seqcache OPERATOR(pg_catalog.<>) 1
+	UNION ALL
+	SELECT 'extension taskoutbox', pg_catalog.format('its version is %s, that of the library is %s', e.extversion, taskoutbox.library_version()),
+		'Run ALTER EXTENSION taskoutbox UPDATE; if that changes nothing, restart the server.'
+	FROM pg_catalog.pg_extension e
+	WHERE e.extname OPERATOR(pg_catalog.=) 'taskoutbox' AND e.extversion OPERATOR(pg_catalog.<>) taskoutbox.library_version()
+	UNION ALL
+	SELECT 'relay', 'it is ' OPERATOR(pg_catalog.||) r.state, r.hint
+	FROM taskoutbox.get_relay_status() r
+	JOIN pg_catalog.pg_database d ON d.oid OPERATOR(pg_catalog.=) r.database_oid
+	WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database() AND r.hint IS NOT NULL;
+END;
+COMMENT ON FUNCTION taskoutbox.check() IS
+'What is not as it should be in this database, one row each, and what to do about it; no row: nothing. Triggers, rules and row-level security on the extension''s tables are unsupported.';
+
+
 -- Functions and types are open to PUBLIC by default, tables and views are not.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskoutbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
@@ -624,3 +691,50 @@ WHERE p.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclas
 AND p.objoid OPERATOR(pg_catalog.=) t.oid
 AND t.typnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace
 AND c.oid OPERATOR(pg_catalog.=) t.typrelid AND c.relkind OPERATOR(pg_catalog.<>) 'c';
+
+
+/*
+ * Roles, of the whole cluster. One that is there already keeps its members, who
+ * get the rights that follow: so they are named.
+ */
+DO $$
+DECLARE
+	role text;
+	members text;
+BEGIN
+	FOREACH role IN ARRAY ARRAY['taskoutbox_producer', 'taskoutbox_consumer', 'taskoutbox_monitor', 'taskoutbox_admin'] LOOP
+		IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) role) THEN
+			EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', role);
+			CONTINUE;
+		END IF;
+		SELECT pg_catalog.string_agg(pg_catalog.quote_ident(m.rolname), ', ' ORDER BY m.rolname) INTO members
+		FROM pg_catalog.pg_auth_members a
+		JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) a.roleid
+		JOIN pg_catalog.pg_roles m ON m.oid OPERATOR(pg_catalog.=) a.member
+		WHERE r.rolname OPERATOR(pg_catalog.=) role AND m.rolname OPERATOR(pg_catalog.<>) 'taskoutbox_admin';
+		IF members IS NOT NULL THEN
+			RAISE WARNING 'role "%" exists, and has members: %', role, members
+				USING HINT = 'They have its rights in this database, too. Revoke the membership where that is not wanted.';
+		END IF;
+	END LOOP;
+END
+$$;
+
+GRANT USAGE ON SCHEMA taskoutbox TO taskoutbox_producer, taskoutbox_consumer, taskoutbox_monitor, taskoutbox_admin;
+GRANT USAGE ON TYPE taskoutbox.enqueued TO taskoutbox_producer;
+GRANT USAGE ON TYPE taskoutbox.message TO taskoutbox_consumer;
+GRANT EXECUTE ON FUNCTION taskoutbox.enqueue, taskoutbox.enqueue_period, taskoutbox.period_id, taskoutbox.period_start
+	TO taskoutbox_producer;
+GRANT EXECUTE ON FUNCTION taskoutbox.receive, taskoutbox.delete(text, boolean), taskoutbox.delete(text[], boolean), taskoutbox.change_visibility
+	TO taskoutbox_consumer;
+GRANT SELECT ON taskoutbox.relay_status, taskoutbox.queue_metrics, taskoutbox.in_flight, taskoutbox.blocked_groups, taskoutbox.schedule_status
+	TO taskoutbox_monitor;
+GRANT EXECUTE ON FUNCTION taskoutbox.get_relay_status, taskoutbox.get_queue_metrics, taskoutbox.get_in_flight, taskoutbox.get_schedule_status,
+	taskoutbox.task, taskoutbox.missed_periods, taskoutbox.period_id, taskoutbox.period_start, taskoutbox.library_version, taskoutbox.check
+	TO taskoutbox_monitor;
+GRANT EXECUTE ON FUNCTION taskoutbox.create_queue, taskoutbox.alter_queue, taskoutbox.drop_queue, taskoutbox.pause_queue, taskoutbox.resume_queue,
+	taskoutbox.cancel, taskoutbox.redrive, taskoutbox.purge, taskoutbox.retry_now, taskoutbox.confirm
+	TO taskoutbox_admin;
+GRANT SELECT ON taskoutbox.queue, taskoutbox.task_outbox, taskoutbox.dead_letter, taskoutbox.deduplication, taskoutbox.installation,
+	taskoutbox.installation_pin TO taskoutbox_admin;
+GRANT taskoutbox_producer, taskoutbox_consumer, taskoutbox_monitor TO taskoutbox_admin;

@@ -21,7 +21,7 @@
 
 /* 18: PG_MODULE_MAGIC_EXT shows name and version in pg_get_loaded_modules() */
 #if PG_VERSION_NUM >= 180000
-#define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC_EXT(.name = "taskoutbox", .version = "0.1")
+#define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC_EXT(.name = "taskoutbox", .version = TASKOUTBOX_VERSION)
 #else
 #define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC
 #endif

@@ -14,11 +14,14 @@
  */
 #include "taskoutbox.h"
 
+#include "access/genam.h"
+#include "access/table.h"
 #include "access/transam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
@@ -31,8 +34,10 @@
 #include "storage/lock.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -622,6 +627,34 @@ set_queues(void)
 	settings_generation = queue_generation();
 }
 
+/* A library that is newer, or older, than the objects: neither may be guessed at. */
+static void
+check_version(void)
+{
+	ScanKeyData key;
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		isnull;
+	char	   *version = NULL;
+
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
+				CStringGetDatum("taskoutbox"));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
+	if (HeapTupleIsValid(tuple = systable_getnext(scan)))
+		version = TextDatumGetCString(heap_getattr(tuple, Anum_pg_extension_extversion,
+												   RelationGetDescr(rel), &isnull));
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+
+	if (version && strcmp(version, TASKOUTBOX_VERSION) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("taskoutbox has version %s in database \"%s\", and its library is version %s",
+						version, get_database_name(MyDatabaseId), TASKOUTBOX_VERSION),
+				 errhint("Run ALTER EXTENSION taskoutbox UPDATE; if that changes nothing, restart the server.")));
+}
+
 /*
  * Does not come back when the extension is not there, or not the one that we
  * started with, or its table was truncated: then another relay is to start with an empty memory.
@@ -633,7 +666,12 @@ leave_without_extension(void)
 
 	if (!OidIsValid(get_extension_oid("taskoutbox", true)))
 		relay_slot_free(db);
-	else if (!is_started || (outbox_relid() == db->outbox && !must_start_anew))
+	else if (!is_started)
+	{
+		check_version();
+		return;
+	}
+	else if (outbox_relid() == db->outbox && !must_start_anew)
 		return;
 	CommitTransactionCommand();
 	proc_exit(0);

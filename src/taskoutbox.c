@@ -8,6 +8,7 @@
 
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 
 #include "announce.h"
@@ -85,6 +86,14 @@ define_settings(void)
 	/* Last: it throws away what is in the file and not defined. */
 	if (process_shared_preload_libraries_in_progress)
 		MarkGUCPrefixReserved("taskoutbox");
+}
+
+PG_FUNCTION_INFO_V1(taskoutbox_library_version);
+
+Datum
+taskoutbox_library_version(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(cstring_to_text(TASKOUTBOX_VERSION));
 }
 
 void

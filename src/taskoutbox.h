@@ -8,6 +8,9 @@
 
 #include "pg_compat.h"
 
+/* Of the SQL objects that this library is made for, too (pg_extension.extversion). */
+#define TASKOUTBOX_VERSION "0.1"
+
 #define TASKOUTBOX_SCHEMA "taskoutbox"
 #define TASKOUTBOX_DEFAULT_QUEUE "default"
 
