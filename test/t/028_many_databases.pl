@@ -12,7 +12,7 @@ use TaskoutboxTest;
 use Test::More;
 
 # The launcher, logical replication's launcher and six relays
-my $node = new_node('many', extension => 0, conf => qq(
+my $node = new_node('many', extension => 0, init => [ allows_streaming => 1 ], conf => qq(
 max_worker_processes = 8
 max_parallel_workers = 0
 ));
