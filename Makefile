@@ -93,11 +93,26 @@ endif
 export PG_CONFIG KEEP
 
 # "+": these run make, and pass on its variables and its job server.
-.PHONY: demo test help
+.PHONY: setup demo test help
+setup:
+	@test/setup
 demo:
 	+@test/demo
 test:
 	+@test/run
+
+# On other Debians than this one, and so on other majors.
+.PHONY: test-15 test-17 test-18 check-style indent
+test-15:
+	@test/matrix bookworm 15
+test-17:
+	@test/matrix trixie 17
+test-18:
+	@test/matrix forky 18
+check-style:
+	@test/matrix trixie 17 test/style
+indent:
+	@test/matrix trixie 17 test/style --indented | tar --extract --overwrite --no-same-owner
 
 help:
 	@echo 'make demo              install what is missing (root, Debian), build, install, and tell the story on a throw-away server'
@@ -105,4 +120,8 @@ help:
 	@echo 'make test              install what is missing (root, Debian), build, install, and run all tests'
 	@echo 'make, make install     build, install'
 	@echo 'make installcheck      run the tests against what is installed (not as root)'
+	@echo 'make test-15           run all tests on PostgreSQL 15, in a Debian of its own (root, Debian); test-17 and test-18, too'
+	@echo 'make check-style       check indentation, warnings of two compilers, scripts (root, Debian)'
+	@echo 'make indent            indent the C sources as PostgreSQL does (root, Debian)'
+	@echo 'make setup             install what is missing to build and test (root, Debian)'
 	@echo 'Variables: PG_CONFIG=/path/to/pg_config, WERROR=1, PROVE_TESTS=test/t/NAME.pl, PROVE_FLAGS=--verbose'

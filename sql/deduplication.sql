@@ -132,7 +132,7 @@ FETCH 2 FROM c;
 COMMIT;
 PREPARE greet AS SELECT (greet($1)).duplicate;
 EXECUTE greet('ann');
-EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) EXECUTE greet('ann');
+EXPLAIN (ANALYZE) EXECUTE greet('ann') \g /dev/null
 -- A statement that fails says its error; nothing is left for the next one.
 SELECT (greet('ann')).duplicate, 1 / (id - 1) FROM orders WHERE id = 1;
 SELECT e.duplicate FROM taskoutbox.enqueue('greet', deduplication_id => 'greet/zoe') e;

@@ -323,8 +323,11 @@ DROP EXTENSION taskoutbox;
 -- PostgreSQL leaves the schema that it created for the extension.
 DROP SCHEMA taskoutbox;
 CREATE SCHEMA taskoutbox AUTHORIZATION regress_taskoutbox_mallory;
+-- PostgreSQL 18 names the line of the script, too.
+\set SHOW_CONTEXT never
 CREATE EXTENSION taskoutbox;
 \echo :SQLSTATE
+\set SHOW_CONTEXT errors
 DROP SCHEMA taskoutbox;
 -- The installation itself among the traps
 SET search_path = trap, pg_catalog;

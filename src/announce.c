@@ -33,7 +33,7 @@ static bool has_direct_ids = false;
 static bool is_locked = false;
 static bool is_announced = false;
 
-static ProcessUtility_hook_type prev_ProcessUtility_hook = NULL;
+static ProcessUtility_hook_type next_ProcessUtility = NULL;
 
 static void
 forget(void)
@@ -94,7 +94,7 @@ announce_id(int64 id)
 		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_announce_size * sizeof(IdRun));
 
 	last = nruns > 0 ? &runs[nruns - 1] : NULL;
-	if (last && id > last->last && id - last->last <= GAP_TO_MERGE)
+	if (nruns > 0 && id > last->last && id - last->last <= GAP_TO_MERGE)
 		last->last = id;
 	else if (nruns < taskoutbox_announce_size)
 	{
@@ -176,8 +176,6 @@ announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 						ProcessUtilityContext context, ParamListInfo params,
 						QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
 {
-	ProcessUtility_hook_type next = prev_ProcessUtility_hook ?
-		prev_ProcessUtility_hook : standard_ProcessUtility;
 	TransactionStmt *stmt = (TransactionStmt *) pstmt->utilityStmt;
 	bool		is_commit;
 	DatabaseSlot *db;
@@ -185,7 +183,7 @@ announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 	if (shared == NULL || !IsA(pstmt->utilityStmt, TransactionStmt) ||
 		(stmt->kind != TRANS_STMT_COMMIT_PREPARED && stmt->kind != TRANS_STMT_ROLLBACK_PREPARED))
 	{
-		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		next_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
 		return;
 	}
 
@@ -198,7 +196,7 @@ announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 	}
 	PG_TRY();
 	{
-		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		next_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
 	}
 	PG_FINALLY();
 	{
@@ -226,6 +224,6 @@ announce_init(void)
 	RegisterXactCallback(announce_xact_callback, NULL);
 	RegisterSubXactCallback(announce_subxact_callback, NULL);
 
-	prev_ProcessUtility_hook = ProcessUtility_hook;
+	next_ProcessUtility = ProcessUtility_hook ? ProcessUtility_hook : standard_ProcessUtility;
 	ProcessUtility_hook = announce_ProcessUtility;
 }

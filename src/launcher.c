@@ -62,7 +62,7 @@
 #define HOLD (10 * USECS_PER_SEC)
 
 static object_access_hook_type prev_object_access_hook = NULL;
-static ProcessUtility_hook_type prev_ProcessUtility_hook = NULL;
+static ProcessUtility_hook_type next_ProcessUtility = NULL;
 
 /*
  * Hooks, in backends: what may need a relay, or need it no longer
@@ -151,8 +151,6 @@ launcher_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 						ProcessUtilityContext context, ParamListInfo params,
 						QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
 {
-	ProcessUtility_hook_type next = prev_ProcessUtility_hook ?
-		prev_ProcessUtility_hook : standard_ProcessUtility;
 	Node	   *stmt = pstmt->utilityStmt;
 	Oid			dboid = InvalidOid;
 
@@ -160,13 +158,13 @@ launcher_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 		dboid = database_needed_alone(stmt);
 	if (!OidIsValid(dboid))
 	{
-		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		next_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
 		return;
 	}
 	stop_relay(dboid, HOLD);
 	PG_TRY();
 	{
-		next(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
+		next_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest, qc);
 	}
 	PG_FINALLY();
 	{
@@ -230,7 +228,7 @@ launcher_init(void)
 
 	prev_object_access_hook = object_access_hook;
 	object_access_hook = launcher_object_access;
-	prev_ProcessUtility_hook = ProcessUtility_hook;
+	next_ProcessUtility = ProcessUtility_hook ? ProcessUtility_hook : standard_ProcessUtility;
 	ProcessUtility_hook = launcher_ProcessUtility;
 	RegisterXactCallback(launcher_xact_callback, NULL);
 

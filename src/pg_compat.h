@@ -26,6 +26,11 @@
 #define TASKOUTBOX_MODULE_MAGIC PG_MODULE_MAGIC
 #endif
 
+/* 18: pg_noreturn, which stands first, replaced pg_attribute_noreturn() */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
 /* 17: ProcNumber replaced backend ids; both index the PGPROC array */
 #if PG_VERSION_NUM >= 170000
 #define MY_PROC_NUMBER MyProcNumber

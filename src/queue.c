@@ -244,8 +244,7 @@ load(void)
 	cached_generation = seen;
 }
 
-pg_attribute_noreturn()
-static void
+pg_noreturn static void
 unknown_queue(const char *name)
 {
 	ereport(ERROR,

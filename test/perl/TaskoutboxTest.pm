@@ -157,6 +157,8 @@ sub wait_query
 	my ($sth) = @_;
 	poll(sub { query_ready($sth) }) or croak "statement did not end";
 	$sth->{Database}->pg_result;
+	# To DBD::Pg 3.21 a statement that was cancelled has done well.
+	croak 'statement was cancelled' if $sth->{Database}->state eq '57014';
 	return $sth->{NUM_OF_FIELDS} ? @{ $sth->fetchall_arrayref({}) } : ();
 }
 
