@@ -31,7 +31,8 @@ sys.dont_write_bytecode = True
 from fakesqs import credentials, faults, operations, queues, rules, signature, web  # noqa: E402
 from fakesqs.rules import Refusal                                                   # noqa: E402
 
-RECORDED_WHOLE = 1000       # so many of the last requests with headers and body
+RECORDED_WHOLE = 1000       # so many of the last requests with headers and body,
+RECORDED_BYTES = 100000     # so much of that
 
 Call = collections.namedtuple('Call', 'number planted gone')
 
@@ -83,6 +84,7 @@ class Sqs:
         service = credentials.route(self, request)
         response = await (self.little_service(request, record, *service) if service else self.sqs(request, record))
         record['status'] = None if response.drop else response.status
+        request.body = request.body[:RECORDED_BYTES]
         record['ms'] = round((time.monotonic() - started) * 1000, 1)
         if self.log:
             print(time.strftime('%H:%M:%S'), *('%s=%s' % item for item in record.items() if item[0] != 'at'),
@@ -189,6 +191,8 @@ class Sqs:
             answer, status = {'error': refusal.query_code, 'message': refusal.message}, 400
         except (ValueError, TypeError, KeyError) as error:
             answer, status = {'error': '%s: %s' % (type(error).__name__, error)}, 400
+        if isinstance(answer, web.Response):
+            return answer
         return web.Response(status, json.dumps(answer).encode(), [('Content-Type', 'application/json')])
 
 
@@ -266,9 +270,14 @@ class Control:
                                  for record, request in sqs.whole if wanted(record)]}
         return {'requests': [record for record in sqs.requests if wanted(record)]}
 
-    def accepted(sqs, queue, since=0):
-        """All messages that the queue ever accepted, in order, from the `since`-th (0: the first)."""
-        return {'messages': sqs.queues[queue].accepted[since:]}
+    def accepted(sqs, queue, since=0, copy=None):
+        """All messages that the queue ever accepted, in order, from the `since`-th (0: the first). copy: only these
+        fields, as text in PostgreSQL's COPY format, which is faster for many."""
+        messages = sqs.queues[queue].accepted[since:]
+        if copy:
+            return web.Response(200, ''.join('\t'.join(as_copy(m[field]) for field in copy) + '\n'
+                                             for m in messages).encode(), [('Content-Type', 'text/plain')])
+        return {'messages': messages}
 
     def duplicates(sqs, queue):
         """What it dropped as duplicates. message_id and seq are those of the first."""
@@ -279,6 +288,13 @@ class Control:
         one = sqs.queues[queue]
         return {**one.counts(), 'accepted': len(one.accepted), 'duplicates': len(one.duplicates), 'arn': one.arn,
                 'attributes': one.attributes}
+
+
+def as_copy(value):
+    if value is None:
+        return '\\N'
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.replace('\\', '\\\\').replace('\t', '\\t').replace('\n', '\\n').replace('\r', '\\r')
 
 
 def certificate(folder, names):
