@@ -14,8 +14,10 @@ What ("do"), before the request is carried out or after it ("when"; after means 
   delay    seconds (none: until the fault is cleared)           before; then it goes on
   trickle  bytes_per_second                                     the answer comes slowly
   answer   kind: empty | garbage | html | json | huge | cut, status      after; or body: the text itself
-  entry    entries: [0, 3], code, sender_fault, message         those of a batch fail (else those with group, dedup, body)
-  lose     entries, accept                                      those are in neither list; accept: yet they are in the queue
+  entry    entries: [0, 3], whole_group, code, sender_fault, message
+                                                                those of a batch fail (else those with group, dedup, body);
+                                                                whole_group: and all others of their groups
+  lose     entries, whole_group, accept                         those are in neither list; accept: yet they are in the queue
   md5      entries                                              wrong MD5OfMessageBody (of sends), MD5OfBody (of receives)
   date     seconds                                              wrong Date header
   close    -                                                    answers, then closes the connection without a word
@@ -39,8 +41,8 @@ WHAT = {
     'delay': {'seconds', 'when'},
     'trickle': {'bytes_per_second'},
     'answer': {'kind', 'status', 'text', 'content_type', 'when'},
-    'entry': {'entries', 'code', 'sender_fault', 'message'},
-    'lose': {'entries', 'accept'},
+    'entry': {'entries', 'whole_group', 'code', 'sender_fault', 'message'},
+    'lose': {'entries', 'whole_group', 'accept'},
     'md5': {'entries'},
     'date': {'seconds'},
     'close': set(),
@@ -56,8 +58,10 @@ BODIES = {
     'json': b'{"Successful": "yes", "Failed": 7, "Messages": {}}',
 }
 
-# What chaos() does, by kind. Those of "harmless" must not cost a message or its order, only time: what SQS, the
-# network and boxes between do in real life. (REF feature-retry-behavior; errors: M)
+# What chaos() does, by kind. Those of HARMLESS, the default, must not cost a message or its order, only time: what
+# SQS, the network and boxes between do in real life (REF feature-retry-behavior; errors: M). "partial" is not among
+# them: there a message of a group fails and a later one of the same batch does not, so they change places. SQS treats
+# those of one group together (DG23 partitions-and-data-distribution), as "transient" does.
 CHAOS = {
     'transient': [
         {'do': 'error', 'code': 'InternalFailure', 'status': 500},
@@ -65,17 +69,22 @@ CHAOS = {
         {'do': 'error', 'code': 'ServiceUnavailable', 'status': 503},
         {'do': 'error', 'code': 'ServiceUnavailable', 'status': 503, 'retry_after': 1, 'when': 'after'},
         {'do': 'error', 'code': 'RequestTimeout', 'status': 400},
-        {'do': 'entry', 'entries': [0], 'code': 'InternalError', 'sender_fault': False},
-        {'do': 'entry', 'entries': [1, 2], 'code': 'ServiceUnavailable', 'sender_fault': False},
-        {'do': 'lose', 'entries': [0], 'accept': False},
+        {'do': 'entry', 'entries': [0], 'whole_group': True, 'code': 'InternalError', 'sender_fault': False},
+        {'do': 'entry', 'entries': [2, 5], 'whole_group': True, 'code': 'ServiceUnavailable', 'sender_fault': False},
+        {'do': 'lose', 'entries': [1], 'whole_group': True, 'accept': False},
         {'do': 'lose', 'entries': [1], 'accept': True},
+    ],
+    'partial': [
+        {'do': 'entry', 'entries': [0], 'code': 'InternalError', 'sender_fault': False},
+        {'do': 'entry', 'entries': [1, 3], 'code': 'ServiceUnavailable', 'sender_fault': False},
+        {'do': 'lose', 'entries': [0], 'accept': False},
     ],
     'throttle': [
         {'do': 'error', 'code': 'ThrottlingException', 'status': 400},
         {'do': 'error', 'code': 'RequestThrottled', 'status': 403},
         {'do': 'error', 'code': 'TooManyRequestsException', 'status': 429, 'retry_after': 1},
         {'do': 'error', 'code': 'KmsThrottled', 'status': 400},
-        {'do': 'entry', 'entries': [0], 'code': 'RequestThrottled', 'sender_fault': True},
+        {'do': 'entry', 'entries': [0], 'whole_group': True, 'code': 'RequestThrottled', 'sender_fault': True},
     ],
     'connection': [
         {'do': 'drop'},
@@ -149,8 +158,14 @@ class Fault:
                 ('dedup' not in spec or spec['dedup'] == entry.get('MessageDeduplicationId')) and
                 ('body' not in spec or spec['body'] in str(entry.get('MessageBody'))))
 
-    def of(self, index, entry):
-        return index in self.spec['entries'] if 'entries' in self.spec else self.of_entry(entry)
+    def chosen(self, entries):
+        """The indexes of those entries that it is about."""
+        indexes = {index for index, entry in enumerate(entries)
+                   if (index in self.spec['entries'] if 'entries' in self.spec else self.of_entry(entry))}
+        if self.spec.get('whole_group'):
+            groups = {entries[index].get('MessageGroupId') for index in indexes}
+            indexes = {index for index, entry in enumerate(entries) if entry.get('MessageGroupId') in groups}
+        return indexes
 
 
 # What batch() in operations.py asks: is the entry carried out, and what is answered for it.
@@ -160,8 +175,9 @@ EntryFault = namedtuple('EntryFault', 'accepts failed')
 class Hits:
     """The faults that hit one request."""
 
-    def __init__(self, faults):
+    def __init__(self, faults, entries):
         self.faults = faults
+        self.chosen = {fault.number: fault.chosen(entries) for fault in faults}
 
     def named(self, do, when=None):
         return [f for f in self.faults if f.do == do and when in (None, f.when)]
@@ -197,21 +213,21 @@ class Hits:
 
     def entry(self, index, entry):
         for fault in self.named('entry'):
-            if fault.of(index, entry):
+            if index in self.chosen[fault.number]:
                 failed = {'Id': entry['Id'], 'SenderFault': fault.spec.get('sender_fault', False),
                           'Code': fault.spec.get('code', 'InternalError')}
                 if fault.spec.get('message', ''):
                     failed['Message'] = fault.spec['message']
                 return EntryFault(False, lambda entry: [failed])
         for fault in self.named('lose'):
-            if fault.of(index, entry):
+            if index in self.chosen[fault.number]:
                 return EntryFault(fault.spec.get('accept', False), lambda entry: [])
         return None
 
     def spoil(self, answer, entries):
         """Wrong digests in a right answer."""
         for fault in self.named('md5'):
-            wanted = {entry.get('Id') for index, entry in enumerate(entries) if fault.of(index, entry)}
+            wanted = {entries[index].get('Id') for index in self.chosen[fault.number]}
             for done in answer.get('Successful', []):
                 if done['Id'] in wanted and 'MD5OfMessageBody' in done:
                     done['MD5OfMessageBody'] = '0' * 32
@@ -237,7 +253,7 @@ def refusal(spec):
     return out
 
 
-NONE = Hits([])
+NONE = Hits([], [])
 
 
 class Plan:
@@ -265,7 +281,7 @@ class Plan:
     def hits(self, context):
         if not self.faults:
             return NONE
-        return Hits([fault for fault in self.faults if fault.hit(context)])
+        return Hits([fault for fault in self.faults if fault.hit(context)], context['entries'])
 
     def list(self):
         return [{**f.spec, 'number': f.number, 'seen': f.seen, 'hits': f.hits} for f in self.faults]

@@ -23,6 +23,9 @@ from . import rules
 from .rules import Refusal, invalid
 
 
+HANG_UP = 5     # s after which a receive that waits notices that the client hung up
+
+
 class Clock:
     """Two clocks that tests can set: of the queues (timeouts, deduplication), and of the wall (signatures, Date)."""
 
@@ -170,13 +173,13 @@ class Queue:
         key = self.lane_of(message)
         lane = self.lanes.setdefault(key, Lane())
         heapq.heappush(lane.waiting, (message.seq, message))
-        self.offer(key)
+        if lane.head() is message:
+            self.offer(key)
 
     def offer(self, key):
-        """A lane has something to receive, perhaps; or nothing any more."""
-        lane = self.lanes[key]
-        head = lane.head()
-        if head and not lane.in_flight:
+        """Puts a lane forward for receives, if it has anything. take() sees whether it is locked."""
+        head = self.lanes[key].head()
+        if head:
             heapq.heappush(self.ready, (head.seq, key))
 
     def land(self, message):
@@ -215,7 +218,7 @@ class Queue:
                 left = min(left, max(self.timers[0][0] - self.clock.now(), .001))
             woken = asyncio.get_running_loop().create_future()
             self.waiters.add(woken)
-            await asyncio.wait([woken], timeout=min(left, .5))
+            await asyncio.wait([woken], timeout=min(left, HANG_UP))
             self.waiters.discard(woken)
         return []
 
