@@ -273,21 +273,34 @@ class Control:
     def accepted(sqs, queue, since=0, copy=None):
         """All messages that the queue ever accepted, in order, from the `since`-th (0: the first). copy: only these
         fields, as text in PostgreSQL's COPY format, which is faster for many."""
-        messages = sqs.queues[queue].accepted[since:]
-        if copy:
-            return web.Response(200, ''.join('\t'.join(as_copy(m[field]) for field in copy) + '\n'
-                                             for m in messages).encode(), [('Content-Type', 'text/plain')])
-        return {'messages': messages}
+        return messages(sqs.queues[queue].accepted[since:], copy)
 
-    def duplicates(sqs, queue):
+    def duplicates(sqs, queue, copy=None):
         """What it dropped as duplicates. message_id and seq are those of the first."""
-        return {'messages': sqs.queues[queue].duplicates}
+        return messages(sqs.queues[queue].duplicates, copy)
+
+    async def drain(sqs, queue, copy=None):
+        """Receives and deletes until nothing is visible. -> the messages in that order; they know receive_count too"""
+        one, got = sqs.queues[queue], []
+        while taken := await one.receive(10, 30, 0, None, lambda: False):
+            for message in taken:
+                got.append({**one.record(message, message.sent_at, None, message.id, message.seq),
+                            'receive_count': message.receive_count})
+                one.delete(message.handle)
+        return messages(got, copy)
 
     def queue(sqs, queue):
         """Its state."""
         one = sqs.queues[queue]
         return {**one.counts(), 'accepted': len(one.accepted), 'duplicates': len(one.duplicates), 'arn': one.arn,
                 'attributes': one.attributes}
+
+
+def messages(records, copy):
+    if not copy:
+        return {'messages': records}
+    lines = ['\t'.join(as_copy(record[field]) for field in copy) + '\n' for record in records]
+    return web.Response(200, ''.join(lines).encode(), [('Content-Type', 'text/plain')])
 
 
 def as_copy(value):

@@ -68,6 +68,9 @@ class Server:
             writer.close()
 
     async def read(self, reader, writer, number, reused):
+        # Clients that write head and body separately would wait for a late acknowledgement.
+        if hasattr(socket, 'TCP_QUICKACK'):
+            writer.get_extra_info('socket').setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         try:
             head = await reader.readuntil(b'\r\n\r\n')
         except asyncio.IncompleteReadError:

@@ -21,7 +21,8 @@ use IPC::Open2;
 use JSON::PP;
 
 our $test_dir = Cwd::abs_path(File::Basename::dirname(__FILE__) . '/..');
-my $json = JSON::PP->new->utf8->allow_nonref;
+my $json = JSON::PP->new->utf8;
+my $text = JSON::PP->new;
 
 # Why it cannot run here, or nothing.
 sub missing
@@ -197,38 +198,55 @@ sub queue
 	return $self->control('queue', queue => $queue);
 }
 
-# All messages that a queue ever accepted, in order: hashes with message_id, seq,
-# group, dedup, body, attributes, trace, at, request.  Given names of fields: only
-# those, which is faster for many.
+# All messages that a queue ever accepted, in order, as hashes with these fields (or
+# those that are asked for).  attributes: as in SQS's JSON; at: by the queues' clock;
+# request: the number of the request with which it came.
+my @fields = qw(message_id seq group dedup body attributes trace at request);
+
 sub accepted
 {
-	my ($self, $queue, @fields) = @_;
-	return @{ $self->control('accepted', queue => $queue)->{messages} } unless @fields;
-
-	my %unescaped = (t => "\t", n => "\n", r => "\r", '\\' => '\\');
-	return map {
-		my %message;
-		@message{@fields} = map {
-			my $value = $_;
-			utf8::decode($value);
-			$value =~ s/\\(.)/exists $unescaped{$1} ? $unescaped{$1} : croak "bad escape"/ge unless $value eq '\N';
-			$value eq '\N' ? undef : $value;
-		} split /\t/, $_, -1;
-		\%message;
-	} split /\n/, $self->accepted_copy($queue, @fields);
+	my ($self, $queue, @only) = @_;
+	return $self->_messages('accepted', $queue, @only ? @only : @fields);
 }
 
-# The same as bytes in PostgreSQL's COPY format.
-sub accepted_copy
-{
-	my ($self, $queue, @fields) = @_;
-	return $self->_post('accepted', { queue => $queue, copy => \@fields });
-}
-
+# What was dropped as a duplicate; message_id and seq are those of the first.
 sub duplicates
 {
-	my ($self, $queue) = @_;
-	return @{ $self->control('duplicates', queue => $queue)->{messages} };
+	my ($self, $queue, @only) = @_;
+	return $self->_messages('duplicates', $queue, @only ? @only : @fields);
+}
+
+# Receives and deletes until nothing is visible any more; returns the messages in the
+# order in which they came, with receive_count too.
+sub drain
+{
+	my ($self, $queue, @only) = @_;
+	return $self->_messages('drain', $queue, @only ? @only : (@fields, 'receive_count'));
+}
+
+# The same three as bytes in PostgreSQL's COPY format.
+sub copy
+{
+	my ($self, $what, $queue, @only) = @_;
+	return $self->_post($what, { queue => $queue, copy => \@only });
+}
+
+sub _messages
+{
+	my ($self, $what, $queue, @only) = @_;
+	my %unescaped = (t => "\t", n => "\n", r => "\r", '\\' => '\\');
+
+	return map {
+		my %message;
+		@message{@only} = map {
+			my $value = $_;
+			utf8::decode($value);
+			$value =~ s/\\(.)/$unescaped{$1}/g unless $value eq '\N';
+			$value eq '\N' ? undef : $value;
+		} split /\t/, $_, -1;
+		$message{attributes} = $text->decode($message{attributes}) if exists $message{attributes};
+		\%message;
+	} split /\n/, $self->copy($what, $queue, @only);
 }
 
 # The requests that came, in order.  Options: since => number, op, queue, whole => 1.
@@ -236,25 +254,6 @@ sub requests
 {
 	my ($self, %which) = @_;
 	return @{ $self->control('requests', %which)->{requests} };
-}
-
-# Receives and deletes until nothing is visible any more; returns the messages.
-sub drain
-{
-	my ($self, $queue) = @_;
-	my $url = $self->url($queue);
-	my @got;
-
-	for (;;)
-	{
-		my $m = $self->call('ReceiveMessage', QueueUrl => $url, MaxNumberOfMessages => 10,
-			MessageSystemAttributeNames => ['All'], MessageAttributeNames => ['All'])->{Messages};
-		return @got unless $m;
-		my $n = 0;
-		$self->call('DeleteMessageBatch', QueueUrl => $url,
-			Entries => [ map { { Id => 'e' . $n++, ReceiptHandle => $_->{ReceiptHandle} } } @$m ]);
-		push @got, @$m;
-	}
 }
 
 1;

@@ -49,9 +49,10 @@ $sqs->call('SendMessageBatch', QueueUrl => $url, Entries => [
 is_deeply([ map { $_->{body} } $sqs->accepted('orders.fifo') ], [ map { "$body$_" } 1, 2 ], 'accepted, in order');
 is_deeply([ $sqs->accepted('orders.fifo', 'dedup', 'trace', 'body') ],
 	[ map { { dedup => $_, trace => undef, body => "$body$_" } } 1, 2 ], 'some fields');
+is(length($sqs->copy('accepted', 'orders.fifo', 'dedup')), 4, 'in COPY format');
 is_deeply([ map { $_->{dedup} } $sqs->duplicates('orders.fifo') ], ['2'], 'duplicates');
 is($sqs->queue('orders.fifo')->{visible}, 2, 'state of a queue');
-is(join('|', map { $_->{Body} } $sqs->drain('orders.fifo')), "${body}1|${body}2", 'drained');
+is(join('|', map { $_->{body} } $sqs->drain('orders.fifo')), "${body}1|${body}2", 'drained');
 my $fault = $sqs->plant(do => 'error', code => 'RequestThrottled');
 is($sqs->hits($fault), 0, 'a fault that hit nothing');
 is(eval { $sqs->plant(do => 'nothing') }, undef, 'a mistake is an error');
