@@ -206,6 +206,7 @@ static void
 finish(HttpRequest *request, CURLcode result)
 {
 	curl_off_t	sent_at = 0;
+	long		sent = 0;
 
 	if (result == CURLE_OK)
 		curl_easy_getinfo(request->curl, CURLINFO_RESPONSE_CODE, &request->status);
@@ -222,7 +223,8 @@ finish(HttpRequest *request, CURLcode result)
 
 	/* Zero when there was never a connection to send it over. */
 	curl_easy_getinfo(request->curl, CURLINFO_PRETRANSFER_TIME_T, &sent_at);
-	request->may_have_arrived = sent_at > 0;
+	curl_easy_getinfo(request->curl, CURLINFO_REQUEST_SIZE, &sent);
+	request->may_have_arrived = sent_at > 0 || sent > 0;
 
 	CURL_CALL(curl_multi_remove_handle(multi, request->curl);
 			  curl_easy_cleanup(request->curl));
