@@ -27,7 +27,7 @@ REVOKE ALL ON SCHEMA taskoutbox FROM PUBLIC;
 
 CREATE TABLE taskoutbox.queue (
 	name text NOT NULL PRIMARY KEY CHECK (pg_catalog.length(name) BETWEEN 1 AND 128),
-	backend text NOT NULL DEFAULT 'embedded' CHECK (backend OPERATOR(pg_catalog.=) 'embedded'),
+	backend text NOT NULL DEFAULT 'embedded' CHECK (backend IN ('embedded', 'sqs')),
 	visibility_timeout interval NOT NULL DEFAULT '30 s' CHECK (visibility_timeout OPERATOR(pg_catalog.>) '0' AND visibility_timeout OPERATOR(pg_catalog.<=) '12 hours'),
 	max_receive_count integer NOT NULL DEFAULT 5 CHECK (max_receive_count BETWEEN 1 AND 1000),
 	deduplication_window interval NOT NULL DEFAULT '5 min' CHECK (deduplication_window OPERATOR(pg_catalog.>) '0' AND deduplication_window OPERATOR(pg_catalog.<=) '1000 days'),
@@ -35,7 +35,17 @@ CREATE TABLE taskoutbox.queue (
 	dead_letter_retention interval NOT NULL DEFAULT '90 days' CHECK (dead_letter_retention OPERATOR(pg_catalog.>) '0' AND dead_letter_retention OPERATOR(pg_catalog.<=) '100 years'),
 	max_pending bigint NOT NULL DEFAULT 0 CHECK (max_pending OPERATOR(pg_catalog.>=) 0),
 	on_full text NOT NULL DEFAULT 'warn' CHECK (on_full IN ('warn', 'refuse')),
-	paused boolean NOT NULL DEFAULT false
+	url text,
+	region text,
+	endpoint text,
+	retry_base interval NOT NULL DEFAULT '1 s' CHECK (retry_base OPERATOR(pg_catalog.>=) '1 ms' AND retry_base OPERATOR(pg_catalog.<=) '1 hour'),
+	retry_cap interval NOT NULL DEFAULT '5 min' CHECK (retry_cap OPERATOR(pg_catalog.>=) '1 ms' AND retry_cap OPERATOR(pg_catalog.<=) '1 day'),
+	max_connections integer NOT NULL DEFAULT 16 CHECK (max_connections BETWEEN 1 AND 100),
+	group_batching boolean NOT NULL DEFAULT false,
+	require_dlq boolean NOT NULL DEFAULT true,
+	allow_http boolean NOT NULL DEFAULT false,
+	paused boolean NOT NULL DEFAULT false,
+	CHECK ((backend OPERATOR(pg_catalog.=) 'sqs') OPERATOR(pg_catalog.=) (url IS NOT NULL))
 );
 COMMENT ON TABLE taskoutbox.queue IS
 'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
@@ -307,11 +317,20 @@ CREATE FUNCTION taskoutbox.create_queue(
 	on_dead_letter text DEFAULT 'skip',
 	dead_letter_retention interval DEFAULT '90 days',
 	max_pending bigint DEFAULT 0,
-	on_full text DEFAULT 'warn'
+	on_full text DEFAULT 'warn',
+	url text DEFAULT NULL,
+	region text DEFAULT NULL,
+	endpoint text DEFAULT NULL,
+	retry_base interval DEFAULT '1 s',
+	retry_cap interval DEFAULT '5 min',
+	max_connections integer DEFAULT 16,
+	group_batching boolean DEFAULT false,
+	require_dlq boolean DEFAULT true,
+	allow_http boolean DEFAULT false
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
-COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text) IS
-'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. backend: embedded, or sqs to publish to the FIFO queue in SQS at url. Of those only: region; endpoint, where requests go instead of to the host of the url; retry_base and retry_cap, the first and the longest pause after a failure; max_connections (1 to 100); group_batching, several messages of a group in one request; require_dlq, refuse a queue that has no dead-letter queue; allow_http, not to this host alone. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
 
 CREATE FUNCTION taskoutbox.alter_queue(
 	name text,
@@ -321,11 +340,21 @@ CREATE FUNCTION taskoutbox.alter_queue(
 	on_dead_letter text DEFAULT NULL,
 	dead_letter_retention interval DEFAULT NULL,
 	max_pending bigint DEFAULT NULL,
-	on_full text DEFAULT NULL
+	on_full text DEFAULT NULL,
+	url text DEFAULT NULL,
+	region text DEFAULT NULL,
+	endpoint text DEFAULT NULL,
+	retry_base interval DEFAULT NULL,
+	retry_cap interval DEFAULT NULL,
+	max_connections integer DEFAULT NULL,
+	group_batching boolean DEFAULT NULL,
+	require_dlq boolean DEFAULT NULL,
+	allow_http boolean DEFAULT NULL,
+	backend text DEFAULT NULL
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_alter_queue';
-COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text) IS
-'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010.';
+COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, text) IS
+'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is, an empty url, region or endpoint takes it away. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010, TO018 backend or url changed while messages are in flight.';
 
 CREATE FUNCTION taskoutbox.pause_queue(name text) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_pause_queue';
@@ -355,7 +384,7 @@ COMMENT ON FUNCTION taskoutbox.cancel(bigint) IS
 CREATE FUNCTION taskoutbox.redrive(queue text, id bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_redrive';
 COMMENT ON FUNCTION taskoutbox.redrive(text, bigint) IS
-'Makes tasks of dead letters again, of one or (id NULL) of all of a queue, and returns how many. They get new ids, in the order of the old ones, a receive count of 0, and redriven_from, the id of the first task; they are no duplicates of anything. In a queue with on_dead_letter = block they come first in their message groups, otherwise last. Errors: TO001, TO005.';
+'Makes tasks of dead letters again, of one or (id NULL) of all of a queue, and returns how many. They get new ids, in the order of the old ones, a receive count of 0, and redriven_from, the id of the first task; they are no duplicates of anything. In a queue with on_dead_letter = block they come first in their message groups, otherwise last. Of a queue in SQS, and id NULL, it also has the relay ask SQS, when the transaction has committed, to move what is in its dead-letter queue back (queue_metrics.sqs_redrive). Errors: TO001, TO005.';
 
 CREATE FUNCTION taskoutbox.purge(queue text, dead_letters boolean DEFAULT false) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_purge';
@@ -365,7 +394,7 @@ COMMENT ON FUNCTION taskoutbox.purge(text, boolean) IS
 CREATE FUNCTION taskoutbox.retry_now(queue text, group_id text DEFAULT NULL) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_retry_now';
 COMMENT ON FUNCTION taskoutbox.retry_now(text, text) IS
-'Makes messages that failed (change_visibility with an error) and wait for their next try visible at once, of a queue or of one of its message groups, and returns how many. Not undone by a rollback. Errors: TO001, TO005.';
+'Makes messages that failed (change_visibility with an error) and wait for their next try visible at once, of a queue or of one of its message groups, and returns how many. A queue in SQS is tried at once as a whole, whatever it waits for; the number is about how many wait. Not undone by a rollback. Errors: TO001, TO005.';
 
 CREATE FUNCTION taskoutbox.confirm() RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_confirm';
@@ -416,7 +445,14 @@ CREATE FUNCTION taskoutbox.get_queue_metrics(
 	OUT duplicates bigint,
 	OUT relay_running boolean,
 	OUT problem text,
-	OUT problem_since timestamp with time zone
+	OUT problem_since timestamp with time zone,
+	OUT remedy text,
+	OUT next_try timestamp with time zone,
+	OUT sqs_visible bigint,
+	OUT sqs_in_flight bigint,
+	OUT sqs_dead_letters bigint,
+	OUT sqs_looked_at timestamp with time zone,
+	OUT sqs_redrive text
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_queue_metrics';
 COMMENT ON FUNCTION taskoutbox.get_queue_metrics() IS
@@ -426,10 +462,11 @@ CREATE VIEW taskoutbox.queue_metrics AS
 SELECT m.queue, m.backend, m.waiting, m.delayed, m.in_flight, m.dead, m.blocked_groups,
 	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (SELECT t.enqueued_at FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) m.oldest_id) AS oldest_age,
 	m.enqueued_per_second, m.delivered_per_second,
-	m.delivered, m.retried, m.dead_lettered, m.duplicates, m.relay_running, m.problem, m.problem_since
+	m.delivered, m.retried, m.dead_lettered, m.duplicates, m.relay_running, m.problem, m.problem_since, m.remedy, m.next_try,
+	m.sqs_visible, m.sqs_in_flight, m.sqs_dead_letters, m.sqs_looked_at, m.sqs_redrive
 FROM taskoutbox.get_queue_metrics() m;
 COMMENT ON VIEW taskoutbox.queue_metrics IS
-'Figures of every queue of this database. waiting, delayed, in_flight, dead and blocked_groups are now, rates those of the last minute; delivered, retried, dead_lettered and duplicates count since the server started. relay_running false: the figures are those of the last relay. problem: what keeps the queue from delivering, if something does.';
+'Figures of every queue of this database. waiting, delayed, in_flight, dead and blocked_groups are now, rates those of the last minute; delivered, retried, dead_lettered and duplicates count since the server started. relay_running false: the figures are those of the last relay. problem: what keeps the queue from delivering, if something does, remedy: what to do about it, next_try: when the relay tries again. sqs_visible, sqs_in_flight and sqs_dead_letters: what SQS said at sqs_looked_at, approximately; sqs_redrive: what became of the last redrive of the dead letters there.';
 
 CREATE FUNCTION taskoutbox.get_in_flight(
 	OUT id bigint,
@@ -492,13 +529,14 @@ BEGIN ATOMIC
 		END,
 		COALESCE(f.since, CASE WHEN t.deliver_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN t.deliver_at END, t.enqueued_at),
 		CASE
-			WHEN f.id IS NOT NULL THEN f.until
+			WHEN f.id IS NOT NULL THEN CASE WHEN pg_catalog.isfinite(f.until) THEN f.until END
 			WHEN t.deliver_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN t.deliver_at
 			WHEN q.paused OR letter.id IS NOT NULL THEN NULL
 			ELSE elder.until
 		END,
 		CASE
 			WHEN f.being_deleted THEN 'commit of the transaction that deletes it'
+			WHEN f.id IS NOT NULL AND q.backend OPERATOR(pg_catalog.=) 'sqs' THEN 'acknowledgement by SQS'
 			WHEN f.waits_for_retry THEN 'visible again'
 			WHEN f.id IS NOT NULL THEN 'deletion by its consumer, or visible again'
 			WHEN t.deliver_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'due'
@@ -506,6 +544,7 @@ BEGIN ATOMIC
 			WHEN q.paused THEN 'resume_queue'
 			WHEN letter.id IS NOT NULL THEN pg_catalog.format('redrive, cancel or purge of dead letter %s of its group', letter.id)
 			WHEN elder.id IS NOT NULL THEN pg_catalog.format('message %s of its group is in flight', elder.id)
+			WHEN q.backend OPERATOR(pg_catalog.=) 'sqs' THEN 'publishing to SQS'
 			ELSE 'receive'
 		END,
 		t.queue, t.task_type, t.group_id, t.enqueued_at,

@@ -257,18 +257,18 @@ SELECT try($$ 'x', deduplication_id => 'a b' $$);
 SELECT try($$ 'x', deduplication_id => 'naïve' $$);
 
 -- TO004: too large. Counted are the bytes of the payload, as jsonb prints it in
--- UTF-8, and of the attributes: 109 of the relay's own, and the task type.
+-- UTF-8, and of the attributes: 146 of the relay's own, and the task type.
 SHOW taskoutbox.max_message_bytes;
-SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 109 - 1 - 2)) $$);
-SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 109 - 1 - 2 + 1)) $$);
-SELECT try($$ 'xy', to_jsonb(repeat('a', 262144 - 109 - 1 - 2)) $$);
-SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 109 - 1 - 2) / 2)) $$);
-SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 109 - 1 - 2) / 2 + 1)) $$);
-SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 109 - 1 - 2) / 4)) $$);
-SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 109 - 1 - 2) / 4 + 1)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2 + 1)) $$);
+SELECT try($$ 'xy', to_jsonb(repeat('a', 262144 - 146 - 1 - 2)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 146 - 1 - 2) / 2)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 146 - 1 - 2) / 2 + 1)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 146 - 1 - 2) / 4)) $$);
+SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 146 - 1 - 2) / 4 + 1)) $$);
 -- Headers count with their names, their type "String" and their values.
-SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 109 - 1 - 2 - 9)), headers => '{"k": "é"}' $$);
-SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 109 - 1 - 2 - 8)), headers => '{"k": "é"}' $$);
+SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2 - 9)), headers => '{"k": "é"}' $$);
+SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2 - 8)), headers => '{"k": "é"}' $$);
 
 -- TO005: no such queue
 SELECT try($$ 'x', queue => 'nowhere' $$);

@@ -5,7 +5,7 @@
 #include "taskoutbox.h"
 #include "backend.h"
 
-const Backend *const backends[] = {&embedded_backend, NULL};
+const Backend *const backends[] = {&embedded_backend, &sqs_backend, NULL};
 
 const Backend *
 backend_by_name(const char *name)

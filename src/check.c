@@ -10,18 +10,18 @@
 #include "check.h"
 
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 
 #include "characters.h"
+#include "outbox.h"
+#include "shared.h"
 
 #define NAME_CHARACTERS 128		/* task_type, queue */
 #define HEADERS_MAX 7			/* of SQS's 10 attributes 3 are ours */
 
 /* What our own three attributes take: names, types, values but the task type. */
-#define OWN_ATTRIBUTE_BYTES (9 + 6 + 8 + 6 + 36 + 11 + 6 + 27)
-
-/* Ids with this prefix are made by the relay. */
-#define RESERVED_PREFIX "taskoutbox:"
+#define OWN_ATTRIBUTE_BYTES (9 + 6 + 8 + 6 + 73 + 11 + 6 + 27)
 
 static void
 missing(const char *argument, const char *what)
@@ -117,15 +117,21 @@ check_id(const char *argument, const char *id)
 				 errhint("Hash long ids, for example with md5().")));
 }
 
-void
-check_deduplication_id(const char *argument, const char *id)
+static void
+check_not_reserved(const char *argument, const char *id)
 {
-	check_id(argument, id);
 	if (strncmp(id, RESERVED_PREFIX, strlen(RESERVED_PREFIX)) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RESERVED),
 				 errmsg("%s must not start with \"%s\"", argument, RESERVED_PREFIX),
 				 errhint("The prefix is reserved for ids that taskoutbox makes.")));
+}
+
+void
+check_deduplication_id(const char *argument, const char *id)
+{
+	check_id(argument, id);
+	check_not_reserved(argument, id);
 }
 
 bool
@@ -204,21 +210,29 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 {
 	const char *body;
 	int64		bytes;
+	int64		limit = queue_slot_message_limit(MyDatabaseId, queue_key(queue, strlen(queue)));
+	bool		is_sqs_limit = limit > 0 && limit < taskoutbox_max_message_bytes;
+
+	if (!is_sqs_limit)
+		limit = taskoutbox_max_message_bytes;
 
 	check_name_text("task_type", task_type);
 	check_name_text("queue", queue);
 	check_id("group_id", group_id);
+	if (group_id)
+		check_not_reserved("group_id", group_id);
 	if (deduplication_id)
 		check_deduplication_id("deduplication_id", deduplication_id);
 
 	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
 	bytes = strlen(body) + OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
-	if (bytes > taskoutbox_max_message_bytes)
+	if (bytes > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_TOO_LARGE),
 				 errmsg("message is too large"),
-				 errdetail("Payload and attributes have " INT64_FORMAT " bytes; the limit is %d (taskoutbox.max_message_bytes).",
-						   bytes, taskoutbox_max_message_bytes),
+				 errdetail("Payload and attributes have " INT64_FORMAT " bytes; the limit is " INT64_FORMAT " (%s).",
+						   bytes, limit, is_sqs_limit ? "MaximumMessageSize of the queue in SQS" :
+						   "taskoutbox.max_message_bytes"),
 				 errhint("Keep large data elsewhere, for example in object storage, and send its key.")));
 	check_characters("payload", body);
 }

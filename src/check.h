@@ -16,6 +16,9 @@
 
 #define ID_CHARACTERS 128		/* SQS: MessageGroupId, MessageDeduplicationId */
 
+/* Ids with this prefix are made by the relay. */
+#define RESERVED_PREFIX "taskoutbox:"
+
 /* Error TO001 */
 extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n);
 

@@ -173,6 +173,11 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 				 errmsg("max_messages is out of range"),
 				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
 	settings = queue_settings(name);
+	if (settings->url)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),
+				 errmsg("queue \"%s\" is in SQS, not in this database", name),
+				 errhint("Receive its messages from SQS, with AWS's SDK of your language.")));
 	key = settings->key;
 	visibility_timeout = PG_ARGISNULL(2) ? settings->visibility_timeout :
 		interval_argument("visibility_timeout", PG_GETARG_INTERVAL_P(2),

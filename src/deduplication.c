@@ -131,6 +131,28 @@ deduplication_find(const char *queue, int n, const Datum *ids, int64 *tasks, Tim
 						2, types, values, NULL, false, take_found, &found);
 }
 
+void
+deduplication_keep(const char *queue, const char *const *ids, int n, TimestampTz until)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, TEXTARRAYOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
+	Datum	   *elements = palloc(n * sizeof(Datum));
+	Datum		values[4];
+
+	for (int i = 0; i < n; i++)
+		elements[i] = CStringGetTextDatum(ids[i]);
+	values[0] = CStringGetTextDatum(queue);
+	values[1] = PointerGetDatum(construct_array(elements, n, TEXTOID, -1, false, TYPALIGN_INT));
+	values[2] = TimestampTzGetDatum(until + DEDUPLICATION_MARGIN);
+	values[3] = TimestampTzGetDatum(until + DEDUPLICATION_MARGIN + DEDUPLICATION_LEAD);
+	(void) outbox_execute(&plan,
+						  "UPDATE taskoutbox.deduplication SET expires_at = $4 WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT d.ctid FROM taskoutbox.deduplication d WHERE d.queue OPERATOR(pg_catalog.=) $1 "
+						  "AND d.deduplication_id OPERATOR(pg_catalog.=) ANY ($2) "
+						  "AND d.expires_at OPERATOR(pg_catalog.<) $3 FOR UPDATE SKIP LOCKED))",
+						  lengthof(values), types, values, NULL, true, NULL);
+}
+
 bool
 deduplication_purge(void)
 {

@@ -30,6 +30,15 @@ extern int64 deduplication_enter(const char *queue, const char *id, int64 task_i
 extern void deduplication_find(const char *queue, int n, const Datum *ids,
 							   int64 *tasks, TimestampTz *expires_at);
 
+/*
+ * Ids of a queue stay taken until then and a bit: DEDUPLICATION_MARGIN at least.
+ * With DEDUPLICATION_LEAD more at enqueue, most need no change when they are sent.
+ */
+#define DEDUPLICATION_MARGIN (60 * USECS_PER_SEC)
+#define DEDUPLICATION_LEAD (120 * USECS_PER_SEC)
+
+extern void deduplication_keep(const char *queue, const char *const *ids, int n, TimestampTz until);
+
 /* For the relay: forget a batch of expired entries; returns whether there may be more. */
 extern bool deduplication_purge(void);
 

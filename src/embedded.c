@@ -31,9 +31,6 @@
 /* How often to look at a row that an open transaction changes. */
 #define BUSY_RETRY (500 * INT64CONST(1000))
 
-/* How often to complain about a row that cannot be changed at all. */
-#define REPORT_INTERVAL (60 * USECS_PER_SEC)
-
 /* Lanes that are out because someone changes a row, and when to look again. */
 static int	nbusy = 0;
 static TimestampTz busy_retry = DT_NOEND;
@@ -50,6 +47,13 @@ embedded_committed(DatabaseSlot *db)
 	for (int i = 0; i < counted.n; i++)
 		lease_drop(db, counted.ids[i]);
 	counted.n = 0;
+}
+
+/* What others have out is theirs to look after. */
+static bool
+is_ours(const Queue *queue)
+{
+	return queue->backend == &embedded_backend;
 }
 
 /* Whether the lane's offer is still there: it is taken as a whole. */
@@ -91,55 +95,6 @@ embedded_start(DatabaseSlot *db, OutboxReader *reader)
 			lease_drop(db, ids[i]);
 	}
 	pfree(ids);
-}
-
-/*
- * Write down that a message came back, or that it is dead. What fails for one
- * row must not stop the others: it is reported, and tried again later.
- */
-static bool
-count_or_bury(int64 id, int receive_count, bool is_last, bool blocks)
-{
-	static TimestampTz next_report = 0;
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool done = false;
-
-	BeginInternalSubTransaction(NULL);
-	PG_TRY();
-	{
-		done = is_last ?
-			outbox_bury(id, receive_count, "consumer",
-						"received max_receive_count times without being deleted", blocks) :
-			outbox_count_receive(id, receive_count);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		/* A cancel or shutdown is for the relay as a whole. */
-		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED || error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
-			ReThrowError(error);
-		if (GetCurrentTimestamp() >= next_report)
-			ereport(LOG,
-					(errcode(error->sqlerrcode),
-					 errmsg("taskoutbox relay could not %s message " INT64_FORMAT ": %s",
-							is_last ? "move to the dead letters" : "count a receive of",
-							id, error->message),
-					 errhint("It tries again; its message group waits.")));
-		next_report = GetCurrentTimestamp() + REPORT_INTERVAL;
-		FreeErrorData(error);
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-
-	return done;
 }
 
 /*
@@ -217,7 +172,9 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 
 		if (lease_check(db, message->id, now) != LEASE_NONE)
 		{
-			if (!count_or_bury(message->id, receive_count, is_last, blocks))
+			if (!outbox_count_or_bury(message->id, receive_count, "consumer", is_last ?
+									  "received max_receive_count times without being deleted" : NULL,
+									  blocks))
 			{
 				still_out++;
 				lane->is_busy = true;
@@ -278,9 +235,18 @@ withdraw_offers(Queue *queue)
 	}
 }
 
-/* Forget the messages of a queue that are not out and whose rows are gone. */
+/* A message that is not out, and whose row is gone. */
 static void
-forget_gone(Queue *queue, OutboxReader *dirty)
+forget(DatabaseSlot *db, Message *message)
+{
+	if (message->may_be_sent)
+		lease_drop(db, message->id);
+	lanes_forget(message);
+}
+
+/* Forget those of a queue. */
+static void
+forget_gone(DatabaseSlot *db, Queue *queue, OutboxReader *dirty)
 {
 	dlist_mutable_iter iter;
 
@@ -290,7 +256,7 @@ forget_gone(Queue *queue, OutboxReader *dirty)
 		Message    *message = dlist_container(Message, in_queue, iter.cur);
 
 		if (message->lane->nout == 0 && outbox_look(dirty, message->id) == OUTBOX_GONE)
-			lanes_forget(message);
+			forget(db, message);
 	}
 }
 
@@ -326,12 +292,14 @@ embedded_settle(DatabaseSlot *db)
 		{
 			Message    *message = lanes_find(id);
 
+			if (message && message->lane->nout > 0 && !is_ours(message->lane->queue))
+				continue;
 			if (message && message->lane->nout > 0 && is_on_offer(message->lane))
 				withdraw_offers(message->lane->queue);
 			if (message && message->lane->nout > 0)
 				settle_lane(db, message->lane, dirty, now, false);
 			else if (message && outbox_look(dirty, id) == OUTBOX_GONE)
-				lanes_forget(message);
+				forget(db, message);
 		}
 	}
 	if (db->next_expiry <= now)
@@ -357,6 +325,8 @@ embedded_settle(DatabaseSlot *db)
 	{
 		dlist_mutable_iter iter;
 
+		if (!is_ours(&lane_queues[i]))
+			continue;
 		dlist_foreach_modify(iter, &lane_queues[i].out)
 		{
 			Lane	   *lane = dlist_container(Lane, in_queue, iter.cur);
@@ -366,7 +336,7 @@ embedded_settle(DatabaseSlot *db)
 		}
 	}
 	for (int i = 0; i < lane_nqueues && look_at_rows; i++)
-		forget_gone(&lane_queues[i], dirty);
+		forget_gone(db, &lane_queues[i], dirty);
 	outbox_end(dirty);
 
 	for (int i = 0; i < lane_nqueues; i++)
@@ -418,8 +388,22 @@ embedded_deliver(Queue *queue, Lane *lane, int room)
 	LWLockRelease(shared->lease_lock);
 }
 
+static void
+embedded_check(const QueueSettings *settings)
+{
+	const char *other = settings->url ? "url" : settings->region ? "region" :
+		settings->endpoint ? "endpoint" : NULL;
+
+	if (other)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("%s is for queues in SQS", other),
+				 errhint("Pass backend => 'sqs', too, or leave %s out.", other)));
+}
+
 const Backend embedded_backend = {
 	.name = "embedded",
+	.check = embedded_check,
 	.start = embedded_start,
 	.settle = embedded_settle,
 	.committed = embedded_committed,

@@ -124,16 +124,19 @@ deliver_at_argument(FunctionCallInfo fcinfo, TimestampTz now)
 static int64
 window_argument(FunctionCallInfo fcinfo, const QueueSettings *settings)
 {
+	/* In SQS an id is taken from the sending on, which is a bit later. */
+	int64		lead = settings->url ? DEDUPLICATION_MARGIN + DEDUPLICATION_LEAD : 0;
+
 	if (PG_ARGISNULL(ARG_DEDUPLICATION_WINDOW))
-		return settings->deduplication_window;
+		return settings->deduplication_window + lead;
 	if (PG_ARGISNULL(ARG_DEDUPLICATION_ID))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_MISSING),
 				 errmsg("deduplication_window needs a deduplication_id"),
 				 errhint("Pass a deduplication_id, too, or leave deduplication_window out.")));
-	return interval_argument("deduplication_window", PG_GETARG_INTERVAL_P(ARG_DEDUPLICATION_WINDOW),
-							 settings->deduplication_window, DEDUPLICATION_WINDOW_MAX,
-							 "at least the queue's deduplication_window, and at most 1000 days");
+	return lead + interval_argument("deduplication_window", PG_GETARG_INTERVAL_P(ARG_DEDUPLICATION_WINDOW),
+									settings->deduplication_window, DEDUPLICATION_WINDOW_MAX,
+									"at least the queue's deduplication_window, and at most 1000 days");
 }
 
 /*

@@ -134,7 +134,8 @@ lanes_set_queues(DatabaseSlot *db)
 		bool		found = false;
 
 		for (int j = 0; j < n; j++)
-			found |= list[j].key == lane_queues[i].settings.key;
+			found |= list[j].key == lane_queues[i].settings.key &&
+				backend_by_name(list[j].backend) == lane_queues[i].backend;
 		if (!found)
 			return false;
 	}
@@ -169,13 +170,17 @@ lanes_set_queues(DatabaseSlot *db)
 			queues_added = true;
 		}
 		queue->settings = list[i];
-		queue->settings.name = queue->settings.backend = NULL;	/* not ours to keep */
+		/* Texts are not ours to keep. */
+		queue->settings.name = queue->settings.backend = NULL;
+		queue->settings.url = queue->settings.region = queue->settings.endpoint = NULL;
 		queue->backend = backend_by_name(list[i].backend);
 		if (queue->backend == NULL)
 			ereport(ERROR,
 					(errcode(ERRCODE_TASKOUTBOX_RANGE),
 					 errmsg("backend \"%s\" of queue \"%s\" is not known",
 							list[i].backend, list[i].name)));
+		if (queue->backend->configure)
+			queue->backend->configure(queue, &list[i]);
 	}
 	return true;
 }
@@ -611,22 +616,29 @@ lanes_are_stopped(const Queue *queue)
 }
 
 void
-lanes_report(Queue *queue, const char *problem)
+lanes_report(Queue *queue, const Problem *problem)
 {
 	QueueSlot  *slot = queue->slot;
+	bool		is_new = strncmp(slot->problem, problem->what, sizeof(slot->problem) - 1) != 0;
 
-	if (strncmp(slot->problem, problem ? problem : "", sizeof(slot->problem) - 1) == 0)
-		return;
-	if (problem)
+	if (is_new && *problem->what)
 		ereport(LOG,
-				(errmsg("taskoutbox queue \"%s\" is stopped: %s", queue->name, problem)));
-	else
+				(errmsg("taskoutbox queue \"%s\" is stopped: %s", queue->name, problem->what),
+				 problem->next_try == DT_NOEND ? 0 :
+				 errdetail("The next try is at %s.", timestamptz_to_str(problem->next_try)),
+				 errhint("%s", problem->remedy)));
+	else if (is_new)
 		ereport(LOG,
 				(errmsg("taskoutbox queue \"%s\" goes on", queue->name)));
+	if (!is_new && slot->next_try == problem->next_try)
+		return;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	strlcpy(slot->problem, problem ? problem : "", sizeof(slot->problem));
-	slot->problem_since = GetCurrentTimestamp();
+	strlcpy(slot->problem, problem->what, sizeof(slot->problem));
+	strlcpy(slot->remedy, problem->remedy, sizeof(slot->remedy));
+	if (is_new)
+		slot->problem_since = GetCurrentTimestamp();
+	slot->next_try = problem->next_try;
 	LWLockRelease(shared->lease_lock);
 }
 

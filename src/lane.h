@@ -25,6 +25,8 @@ typedef struct Message
 	dlist_node	in_lane;
 	dlist_node	in_queue;
 	int64		precedence;		/* see lane_put; 0: as they come */
+	bool		may_be_sent;	/* sqs: SQS may have it */
+	bool		is_accepted;	/* sqs: SQS has it, and the row is to be deleted */
 } Message;
 
 /* What memory has no room for, of a lane or of a queue. */
@@ -49,6 +51,10 @@ struct Lane
 	bool		is_busy;		/* embedded: out, because someone changes a row */
 	bool		is_hungry;		/* in queue->hungry, or being refilled */
 	uint64		offer_end;		/* embedded: position after its last offer */
+	bool		is_alone;		/* sqs: its message is to be sent with no other */
+	int			attempts;		/* sqs: that failed in a row */
+	TimestampTz retry_at;		/* sqs: when out, and nothing is on its way */
+	dlist_node	in_backend;		/* sqs: when out, in one of its lists */
 	LeftBehind	left;
 	dlist_node	in_queue;		/* ready or out */
 	dlist_node	in_hungry;
@@ -59,6 +65,7 @@ struct Queue
 	char	   *name;
 	QueueSettings settings;
 	const Backend *backend;
+	void	   *own;			/* the backend's own */
 	QueueSlot  *slot;
 	Lane		loose;
 	dlist_head	messages;		/* all, in the order in which they came */
@@ -128,10 +135,10 @@ extern void lanes_end_scan(bool reached_end);
 extern bool lanes_are_stopped(const Queue *queue);
 
 /*
- * Say what keeps a queue from delivering, NULL: nothing. A change goes to the log
- * and to queue_metrics.
+ * Say what keeps a queue from delivering; an empty text: nothing. A change goes to
+ * the log and to queue_metrics.
  */
-extern void lanes_report(Queue *queue, const char *problem);
+extern void lanes_report(Queue *queue, const Problem *problem);
 
 /* The next lane to deliver from, or NULL. It is out, and has nout = 0. */
 extern Lane *lanes_next(Queue *queue);

@@ -195,7 +195,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 	 * relay of another installation offered is not for us, nor what was offered
 	 * before a queue was paused.
 	 */
-	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox ||
+	if (queue->wanted < Min(max, LANE_OFFER_MAX) || db->outbox != outbox || queue->is_closed ||
 		db->settings_changes != db->settings_read)
 	{
 		queue->wanted = Max(queue->wanted, Min(max, LANE_OFFER_MAX));
@@ -227,7 +227,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		lease->until = until;
 		lease->holder = MyProcPid;
 		lease->deleter = 0;
-		lease->has_failed = false;
+		lease->is_relays = lease->has_failed = false;
 		lease->queue = key;
 		n++;
 	}
@@ -274,7 +274,7 @@ static LeaseResult
 lease_of_receipt(Oid outbox, const Receipt *receipt, Lease **lease)
 {
 	*lease = lease_find(own_key(outbox, receipt->id));
-	if (*lease == NULL ||
+	if (*lease == NULL || (*lease)->is_relays ||
 		memcmp((*lease)->secret, receipt->secret, LEASE_SECRET_BYTES) != 0 ||
 		(*lease)->until <= GetCurrentTimestamp())
 		return LEASE_STALE;
@@ -415,6 +415,44 @@ lease_end_all_at_commit(Oid outbox)
 {
 	pending_reserve();
 	pending_add(outbox, 0, PENDING_END_ALL);
+}
+
+static QueueSlot *closed = NULL;
+
+bool
+lease_close_queue(Oid outbox, uint64 queue)
+{
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	QueueSlot  *slot = db ? queue_slot(db, queue) : NULL;
+	HASH_SEQ_STATUS seq;
+	Lease	   *lease;
+	bool		exists = false;
+
+	if (slot == NULL)
+		return true;			/* no relay knows it, so nothing is given out */
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	hash_seq_init(&seq, lease_hash);
+	while ((lease = hash_seq_search(&seq)) != NULL)
+		exists |= lease->key.dboid == MyDatabaseId && lease->key.outbox == outbox && lease->queue == queue;
+	if (!exists)
+	{
+		slot->is_closed = true;
+		closed = slot;
+	}
+	LWLockRelease(shared->lease_lock);
+
+	return !exists;
+}
+
+void
+lease_open_queues(void)
+{
+	if (closed == NULL)
+		return;
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	closed->is_closed = false;
+	LWLockRelease(shared->lease_lock);
+	closed = NULL;
 }
 
 bool
@@ -564,11 +602,44 @@ lease_check(DatabaseSlot *db, int64 id, TimestampTz now)
 	lease = lease_find(relay_key(db, id));
 	if (lease == NULL)
 		state = LEASE_NONE;
-	else if (lease->deleter == 0 && lease->until <= now)
+	/* The relay's own, and asked for: its queue was in SQS before. */
+	else if (lease->deleter == 0 && (lease->until <= now || lease->is_relays))
 		state = LEASE_EXPIRED;
 	LWLockRelease(shared->lease_lock);
 
 	return state;
+}
+
+bool
+lease_hold(DatabaseSlot *db, int64 id, QueueSlot *queue)
+{
+	LeaseKey	key = relay_key(db, id);
+	Lease	   *lease;
+
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	lease = lease_find(key);
+	if (lease == NULL && !queue->is_closed && db->settings_changes == db->settings_read &&
+		shared->nleases < taskoutbox_max_in_flight)
+	{
+		lease = hash_search(lease_hash, &key, HASH_ENTER, NULL);
+		shared->nleases++;
+		lease->is_relays = lease->has_failed = false;
+		lease->deleter = 0;
+	}
+	if (lease && lease->deleter != 0)
+		lease = NULL;
+	if (lease && !lease->is_relays)
+	{
+		lease->is_relays = true;
+		lease->since = GetCurrentTimestamp();
+		lease->until = DT_NOEND;
+		lease->queue = queue->key;
+	}
+	if (lease)
+		lease->holder = MyProcPid;
+	LWLockRelease(shared->lease_lock);
+
+	return lease != NULL;
 }
 
 void

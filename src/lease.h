@@ -29,6 +29,7 @@ typedef struct Lease
 	TimestampTz until;			/* wall clock */
 	int			holder;			/* pid of the session that received it */
 	int			deleter;		/* pid of the open transaction that deletes, or 0 */
+	bool		is_relays;		/* on its way to SQS: no receipt handle is good for it */
 	bool		has_failed;		/* change_visibility said so: it waits for its next try */
 	uint64		queue;			/* queue_key() */
 } Lease;
@@ -107,6 +108,13 @@ extern void lease_undelay_at_commit(Oid outbox, int64 id, uint64 queue);
 /* The table is truncated: no lease outlives that, and the relay starts anew. */
 extern void lease_end_all_at_commit(Oid outbox);
 
+/*
+ * If nothing of a queue is in somebody's hands, nothing will be until
+ * lease_open_queues: no new leases are given out. False: something is.
+ */
+extern bool lease_close_queue(Oid outbox, uint64 queue);
+extern void lease_open_queues(void);
+
 /* Whether a message is in somebody's hands, or was until the relay looks next. */
 extern bool lease_exists(Oid outbox, int64 id);
 
@@ -121,6 +129,13 @@ typedef enum LeaseState
 } LeaseState;
 
 extern LeaseState lease_check(DatabaseSlot *db, int64 id, TimestampTz now);
+
+/*
+ * Let the relay have a message, until it drops the lease. False: all leases are
+ * in use, a transaction deletes the message by its receipt handle, or changes
+ * where the messages of its queue go.
+ */
+extern bool lease_hold(DatabaseSlot *db, int64 id, QueueSlot *queue);
 
 /* Remove a lease that expired or whose row is gone, unless someone deletes it. */
 extern void lease_drop(DatabaseSlot *db, int64 id);

@@ -27,15 +27,20 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 #include "announce.h"
 #include "installation.h"
+
+/* How often to complain about a row that cannot be changed at all. */
+#define REPORT_INTERVAL (60 * USECS_PER_SEC)
 
 Oid
 outbox_sibling_relid(const char *name)
@@ -410,6 +415,72 @@ outbox_bury(int64 id, int receive_count, const char *stage, const char *reason, 
 						  "SELECT id, enqueued_at, $2, queue, group_id, task_type, payload, "
 						  "deduplication_id, headers, $3, $4, last_error, redriven_from, $5 FROM dead",
 							lengthof(values), types, values, NULL, true, NULL) > 0;
+}
+
+/*
+ * What fails for one row must not stop the others: it is reported, and tried
+ * again later.
+ */
+bool
+outbox_count_or_bury(int64 id, int receive_count, const char *stage, const char *reason, bool blocks)
+{
+	static TimestampTz next_report = 0;
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool done = false;
+
+	BeginInternalSubTransaction(NULL);
+	PG_TRY();
+	{
+		done = reason ?
+			outbox_bury(id, receive_count, stage, reason, blocks) :
+			outbox_count_receive(id, receive_count);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		/* A cancel or shutdown is for the relay as a whole. */
+		if (error->sqlerrcode == ERRCODE_QUERY_CANCELED || error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
+			ReThrowError(error);
+		if (GetCurrentTimestamp() >= next_report)
+			ereport(LOG,
+					(errcode(error->sqlerrcode),
+					 errmsg("taskoutbox relay could not %s message " INT64_FORMAT ": %s",
+							reason ? "move to the dead letters" : "count a receive of",
+							id, error->message),
+					 errhint("It tries again; its message group waits.")));
+		next_report = GetCurrentTimestamp() + REPORT_INTERVAL;
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+
+	return done;
+}
+
+uint64
+outbox_delete_published(const int64 *ids, int n)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {INT8ARRAYOID};
+	Datum	   *elements = palloc(n * sizeof(Datum));
+	Datum		values[1];
+
+	for (int i = 0; i < n; i++)
+		elements[i] = Int64GetDatum(ids[i]);
+	values[0] = PointerGetDatum(construct_array(elements, n, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	return outbox_execute(&plan,
+						  "DELETE FROM taskoutbox.task_outbox WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT t.id FROM taskoutbox.task_outbox t WHERE t.id OPERATOR(pg_catalog.=) ANY ($1) "
+						  "FOR UPDATE SKIP LOCKED))",
+						  1, types, values, NULL, true, NULL);
 }
 
 bool

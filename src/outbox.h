@@ -130,6 +130,17 @@ extern void outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *
 extern bool outbox_count_receive(int64 id, int receive_count);
 extern bool outbox_bury(int64 id, int receive_count, const char *stage, const char *reason,
 						bool blocks);
+
+/*
+ * Count a receive (reason NULL) or bury, in a subtransaction: what fails, too, is
+ * reported and returns false.
+ */
+extern bool outbox_count_or_bury(int64 id, int receive_count, const char *stage, const char *reason,
+								 bool blocks);
+
+/* Delete rows, but for those that another transaction holds; returns how many. */
+extern uint64 outbox_delete_published(const int64 *ids, int n);
+
 extern bool outbox_set_error(int64 id, const char *error);
 
 /*

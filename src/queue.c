@@ -30,13 +30,16 @@
 
 #include "backend.h"
 #include "check.h"
+#include "id_array.h"
+#include "lease.h"
 #include "outbox.h"
 #include "shared.h"
 
 /*
- * The settings, in the order in which the table queue and alter_queue have them.
- * Each is one number in QueueSettings: an interval in microseconds, a number, or
- * the place of a word among those that are allowed.
+ * The settings, in the order in which the table queue and create_queue have them;
+ * alter_queue has the first one last. Each is one number in QueueSettings (an
+ * interval in microseconds, a number, a truth value, or the place of a word among
+ * those that are allowed), or a text of any kind, NULL: none.
  */
 typedef struct Setting
 {
@@ -47,12 +50,13 @@ typedef struct Setting
 	int64		low;
 	int64		high;
 	const char *limits;			/* those two, in words */
-	const char *words[3];		/* of a text; ended by NULL */
+	const char *words[3];		/* of a text that is one of them; ended by NULL */
 } Setting;
 
 #define SETTING(name) #name, .offset = offsetof(QueueSettings, name)
 
 static const Setting settings[] = {
+	{SETTING(backend), .type = TEXTOID},
 	{SETTING(visibility_timeout), .type = INTERVALOID, .built_in = 30 * USECS_PER_SEC,
 	.low = 1, .high = VISIBILITY_MAX, .limits = "more than 0 and at most 12 hours"},
 	{SETTING(max_receive_count), .type = INT4OID, .built_in = 5,
@@ -66,14 +70,25 @@ static const Setting settings[] = {
 	{SETTING(max_pending), .type = INT8OID, .built_in = 0,
 	.low = 0, .high = PG_INT64_MAX, .limits = "0 (no limit) or more"},
 	{SETTING(on_full), .type = TEXTOID, .built_in = ON_FULL_WARN,
-	.words = {"warn", "refuse"}}
+	.words = {"warn", "refuse"}},
+	{SETTING(url), .type = TEXTOID},
+	{SETTING(region), .type = TEXTOID},
+	{SETTING(endpoint), .type = TEXTOID},
+	{SETTING(retry_base), .type = INTERVALOID, .built_in = USECS_PER_SEC,
+	.low = 1000, .high = USECS_PER_HOUR, .limits = "between 1 ms and 1 hour"},
+	{SETTING(retry_cap), .type = INTERVALOID, .built_in = 5 * 60 * USECS_PER_SEC,
+	.low = 1000, .high = USECS_PER_DAY, .limits = "between 1 ms and 1 day"},
+	{SETTING(max_connections), .type = INT4OID, .built_in = 16,
+	.low = 1, .high = 100, .limits = "between 1 and 100"},
+	{SETTING(group_batching), .type = BOOLOID, .built_in = false},
+	{SETTING(require_dlq), .type = BOOLOID, .built_in = true},
+	{SETTING(allow_http), .type = BOOLOID, .built_in = false}
 };
 
 /* Columns of the table queue. */
 enum
 {
 	QUEUE_NAME = 1,
-	QUEUE_BACKEND,
 	QUEUE_SETTINGS,				/* the first of them */
 	QUEUE_PAUSED = QUEUE_SETTINGS + lengthof(settings)
 };
@@ -85,8 +100,9 @@ static Oid	cached_relid = InvalidOid;
 static uint64 generation = 1;	/* counts what may have changed */
 static uint64 cached_generation = 0;
 
-/* This transaction changed a queue. */
+/* This transaction changed a queue, or redrives the dead letters of some in SQS. */
 static bool has_changed = false;
+static IdArray redriven = {0};
 
 PG_FUNCTION_INFO_V1(taskoutbox_create_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_alter_queue);
@@ -129,8 +145,20 @@ interval_argument(const char *argument, const Interval *interval,
 	return (int64) microseconds;
 }
 
+static bool
+is_text(const Setting *setting)
+{
+	return setting->type == TEXTOID && setting->words[0] == NULL;
+}
+
+static char **
+text_of(QueueSettings *queue, const Setting *setting)
+{
+	return (char **) ((char *) queue + setting->offset);
+}
+
 static int64 *
-setting_of(QueueSettings *queue, const Setting *setting)
+number_of(QueueSettings *queue, const Setting *setting)
 {
 	return (int64 *) ((char *) queue + setting->offset);
 }
@@ -157,6 +185,8 @@ setting_value(const Setting *setting, Datum value)
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("%s must be \"%s\" or \"%s\"", setting->name, setting->words[0], setting->words[1])));
 	}
+	if (setting->type == BOOLOID)
+		return DatumGetBool(value);
 	number = setting->type == INT4OID ? DatumGetInt32(value) : DatumGetInt64(value);
 	if (number < setting->low || number > setting->high)
 		ereport(ERROR,
@@ -168,14 +198,13 @@ setting_value(const Setting *setting, Datum value)
 
 /* Add a queue to the cache, to be filled in. */
 static QueueSettings *
-cache_add(const char *name, const char *backend)
+cache_add(const char *name)
 {
 	QueueSettings *queue = &cache[ncached++];
 
 	memset(queue, 0, sizeof(QueueSettings));
 	queue->name = MemoryContextStrdup(cache_context, name);
 	queue->key = queue_key(name, strlen(name));
-	queue->backend = MemoryContextStrdup(cache_context, backend);
 	return queue;
 }
 
@@ -220,10 +249,16 @@ load(void)
 			cache = repalloc(cache, size * sizeof(QueueSettings));
 		}
 		slot_getallattrs(slot);
-		queue = cache_add(TextDatumGetCString(values[QUEUE_NAME - 1]),
-						  TextDatumGetCString(values[QUEUE_BACKEND - 1]));
+		queue = cache_add(TextDatumGetCString(values[QUEUE_NAME - 1]));
 		for (int i = 0; i < lengthof(settings); i++)
-			*setting_of(queue, &settings[i]) = setting_value(&settings[i], values[QUEUE_SETTINGS + i - 1]);
+		{
+			Datum		value = values[QUEUE_SETTINGS + i - 1];
+
+			if (!is_text(&settings[i]))
+				*number_of(queue, &settings[i]) = setting_value(&settings[i], value);
+			else if (!slot->tts_isnull[QUEUE_SETTINGS + i - 1])
+				*text_of(queue, &settings[i]) = MemoryContextStrdup(cache_context, TextDatumGetCString(value));
+		}
 		queue->is_paused = DatumGetBool(values[QUEUE_PAUSED - 1]);
 		if (strcmp(queue->name, TASKOUTBOX_DEFAULT_QUEUE) == 0)
 			has_default = true;
@@ -235,10 +270,14 @@ load(void)
 
 	if (!has_default)
 	{
-		QueueSettings *queue = cache_add(TASKOUTBOX_DEFAULT_QUEUE, "embedded");
+		QueueSettings *queue = cache_add(TASKOUTBOX_DEFAULT_QUEUE);
 
+		queue->backend = MemoryContextStrdup(cache_context, "embedded");
 		for (int i = 0; i < lengthof(settings); i++)
-			*setting_of(queue, &settings[i]) = settings[i].built_in;
+		{
+			if (!is_text(&settings[i]))
+				*number_of(queue, &settings[i]) = settings[i].built_in;
+		}
 		queue->is_built_in = true;
 	}
 	cached_generation = seen;
@@ -335,8 +374,21 @@ queue_xact_callback(XactEvent event, void *arg)
 			wake_relay(db);
 		}
 	}
+	for (int i = 0; i < redriven.n && event == XACT_EVENT_COMMIT; i++)
+		queue_slot_request(MyDatabaseId, (uint64) redriven.ids[i], QUEUE_REDRIVE);
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+	{
 		has_changed = false;
+		redriven.n = 0;
+		/* The relay knows already that it is to look. */
+		lease_open_queues();
+	}
+}
+
+void
+queue_redrive_at_commit(uint64 key)
+{
+	id_array_add(&redriven, (int64) key);
 }
 
 void
@@ -352,47 +404,86 @@ queue_init(void)
 static void
 apply_settings(QueueSettings *queue, const NullableDatum *arguments)
 {
+	const Backend *backend;
+
 	for (int i = 0; i < lengthof(settings); i++)
 	{
-		if (!arguments[i].isnull)
-			*setting_of(queue, &settings[i]) = setting_value(&settings[i], arguments[i].value);
+		char	   *value;
+
+		if (arguments[i].isnull)
+			continue;
+		if (!is_text(&settings[i]))
+		{
+			*number_of(queue, &settings[i]) = setting_value(&settings[i], arguments[i].value);
+			continue;
+		}
+		/* An empty text takes a setting away. */
+		value = TextDatumGetCString(arguments[i].value);
+		*text_of(queue, &settings[i]) = *value == '\0' ? NULL : value;
+		/* And the backend takes what belongs to the other one. */
+		if (i == 0)
+			queue->url = queue->region = queue->endpoint = NULL;
 	}
+
 	if (queue->on_full == ON_FULL_REFUSE && queue->max_pending == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("on_full \"refuse\" needs max_pending"),
 				 errdetail("Queue \"%s\" has no max_pending, so it is never full.", queue->name),
 				 errhint("Pass max_pending, too, or on_full => 'warn'.")));
+	if (queue->retry_base > queue->retry_cap)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("retry_base must not be longer than retry_cap")));
+	backend = queue->backend ? backend_by_name(queue->backend) : NULL;
+	if (backend == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("backend \"%s\" is not known", queue->backend ? queue->backend : ""),
+				 errhint("The backends are \"embedded\" and \"sqs\".")));
+	backend->check(queue);
+}
+
+/* Parameters of a statement: $1 is the name, then come the settings as they are now. */
+static void
+settings_parameters(QueueSettings *queue, const NullableDatum *arguments, Oid *types, Datum *values, char *nulls)
+{
+	types[0] = TEXTOID;
+	values[0] = CStringGetTextDatum(queue->name);
+	nulls[0] = ' ';
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		char	   *value = is_text(&settings[i]) ? *text_of(queue, &settings[i]) : NULL;
+
+		types[1 + i] = settings[i].type;
+		values[1 + i] = value ? CStringGetTextDatum(value) : arguments[i].value;
+		nulls[1 + i] = value || (!is_text(&settings[i]) && !arguments[i].isnull) ? ' ' : 'n';
+	}
 }
 
 Datum
 taskoutbox_create_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
-	char	   *backend = check_name("backend", fcinfo, 1);
 	QueueSettings queue = {.name = name};
 	static SPIPlanPtr plan = NULL;
-	Oid			types[2 + lengthof(settings)] = {TEXTOID, TEXTOID};
+	Oid			types[1 + lengthof(settings)];
 	Datum		values[lengthof(types)];
+	char		nulls[lengthof(types)];
 	StringInfoData columns;
 	StringInfoData parameters;
 
 	PreventCommandIfReadOnly("taskoutbox.create_queue()");
-	if (backend_by_name(backend) == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_RANGE),
-				 errmsg("backend \"%s\" is not known", backend),
-				 errhint("The only backend of this version is \"embedded\".")));
 	initStringInfo(&columns);
 	initStringInfo(&parameters);
 	for (int i = 0; i < lengthof(settings); i++)
 	{
-		check_not_null(settings[i].name, fcinfo, 2 + i);
-		types[2 + i] = settings[i].type;
+		if (i == 0 || !is_text(&settings[i]))
+			check_not_null(settings[i].name, fcinfo, 1 + i);
 		appendStringInfo(&columns, ", %s", settings[i].name);
-		appendStringInfo(&parameters, ", $%d", 3 + i);
+		appendStringInfo(&parameters, ", $%d", 2 + i);
 	}
-	apply_settings(&queue, &fcinfo->args[2]);
+	apply_settings(&queue, &fcinfo->args[1]);
 
 	/* Two sessions that create queues at the same time see each other's. */
 	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
@@ -405,12 +496,11 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 					(errcode(ERRCODE_TASKOUTBOX_QUEUE_EXISTS),
 					 errmsg("queue \"%s\" exists already", name)));
 	}
-	for (int i = 0; i < lengthof(values); i++)
-		values[i] = PG_GETARG_DATUM(i);
+	settings_parameters(&queue, &fcinfo->args[1], types, values, nulls);
 	(void) outbox_execute(&plan,
-						  psprintf("INSERT INTO taskoutbox.queue (name, backend%s) VALUES ($1, $2%s)",
+						  psprintf("INSERT INTO taskoutbox.queue (name%s) VALUES ($1%s)",
 								   columns.data, parameters.data),
-						  lengthof(values), types, values, NULL, true, NULL);
+						  lengthof(values), types, values, nulls, true, NULL);
 	PG_RETURN_VOID();
 }
 
@@ -427,36 +517,57 @@ store_default(const char *name)
 							  0, NULL, NULL, NULL, true, NULL);
 }
 
+static bool
+differs(const char *a, const char *b)
+{
+	return a && b ? strcmp(a, b) != 0 : a != b;
+}
+
 Datum
 taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
+	QueueSettings before;
 	QueueSettings queue;
 	static SPIPlanPtr update = NULL;
 	static SPIPlanPtr unblock = NULL;
-	Oid			types[1 + lengthof(settings)] = {TEXTOID};
+	Oid			types[1 + lengthof(settings)];
 	Datum		values[lengthof(types)];
-	char		nulls[lengthof(types)] = {' '};
+	char		nulls[lengthof(types)];
+	NullableDatum arguments[lengthof(settings)];
 	StringInfoData assignments;
 
 	PreventCommandIfReadOnly("taskoutbox.alter_queue()");
 	/* Nobody else changes what we compare with. */
 	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
 	store_default(name);
-	queue = *queue_settings(name);
-	queue.name = name;			/* the cache can be read again */
-	apply_settings(&queue, &fcinfo->args[1]);
-
-	values[0] = CStringGetTextDatum(name);
-	initStringInfo(&assignments);
+	before = *queue_settings(name);
+	before.name = name;
+	/* The cache can be read again. */
 	for (int i = 0; i < lengthof(settings); i++)
 	{
-		types[1 + i] = settings[i].type;
-		values[1 + i] = fcinfo->args[1 + i].value;
-		nulls[1 + i] = PG_ARGISNULL(1 + i) ? 'n' : ' ';
-		appendStringInfo(&assignments, "%s%s = COALESCE($%d, %s)", i == 0 ? "" : ", ",
-						 settings[i].name, 2 + i, settings[i].name);
+		if (is_text(&settings[i]) && *text_of(&before, &settings[i]))
+			*text_of(&before, &settings[i]) = pstrdup(*text_of(&before, &settings[i]));
 	}
+	queue = before;
+	arguments[0] = fcinfo->args[lengthof(settings)];
+	memcpy(&arguments[1], &fcinfo->args[1], (lengthof(settings) - 1) * sizeof(NullableDatum));
+	apply_settings(&queue, arguments);
+
+	/* What may have arrived in one place must not be sent to another. */
+	if ((differs(before.backend, queue.backend) || differs(before.url, queue.url)) && shared &&
+		!lease_close_queue(outbox_relid(), queue.key))
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_IN_FLIGHT),
+				 errmsg("queue \"%s\" has messages in flight", name),
+				 errdetail("They may have been received, or sent, so backend and url cannot be changed now."),
+				 errhint("Pause the queue, wait until queue_metrics shows nothing in flight, and try again.")));
+
+	initStringInfo(&assignments);
+	for (int i = 0; i < lengthof(settings); i++)
+		appendStringInfo(&assignments, is_text(&settings[i]) ? "%s%s = $%d" : "%s%s = COALESCE($%d, %s)",
+						 i == 0 ? "" : ", ", settings[i].name, 2 + i, settings[i].name);
+	settings_parameters(&queue, arguments, types, values, nulls);
 	(void) outbox_execute(&update,
 						  psprintf("UPDATE taskoutbox.queue SET %s WHERE name OPERATOR(pg_catalog.=) $1",
 								   assignments.data),

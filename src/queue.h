@@ -35,6 +35,9 @@ typedef struct QueueSettings
 	char	   *name;
 	uint64		key;			/* queue_key() */
 	char	   *backend;
+	char	   *url;			/* sqs: where it is; NULL: it is not there */
+	char	   *region;			/* NULL: as the url or taskoutbox.aws_region says */
+	char	   *endpoint;		/* NULL: as the url says, or other settings */
 	int64		visibility_timeout; /* microseconds, as all intervals here */
 	int64		max_receive_count;
 	int64		deduplication_window;
@@ -42,6 +45,12 @@ typedef struct QueueSettings
 	int64		dead_letter_retention;
 	int64		max_pending;	/* 0: no limit */
 	int64		on_full;
+	int64		retry_base;
+	int64		retry_cap;
+	int64		max_connections;
+	int64		group_batching;
+	int64		require_dlq;
+	int64		allow_http;
 	bool		is_paused;
 	bool		is_built_in;	/* there is no row */
 } QueueSettings;
@@ -61,6 +70,9 @@ extern int	queue_list(const QueueSettings **list);
 
 /* A number that changes whenever a setting may have changed. */
 extern uint64 queue_generation(void);
+
+/* When this transaction commits, ask a queue's backend to redrive its dead letters. */
+extern void queue_redrive_at_commit(uint64 key);
 
 /* Read the table again, without waiting for an invalidation. */
 extern void queue_read_again(void);

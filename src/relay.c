@@ -46,6 +46,7 @@
 #include "backend.h"
 #include "blocked.h"
 #include "deduplication.h"
+#include "http.h"
 #include "id_array.h"
 #include "installation.h"
 #include "lane.h"
@@ -282,10 +283,18 @@ report_problems(void)
 	for (int i = 0; i < lane_nqueues; i++)
 	{
 		Queue	   *queue = &lane_queues[i];
+		Problem		problem = {.what = "",.remedy = "",.next_try = DT_NOEND};
 
-		lanes_report(queue, queue->nblocked <= BLOCKED_GROUPS_MAX ? NULL :
-					 psprintf("more than %d of its message groups wait for dead letters to be redriven or purged",
-							  BLOCKED_GROUPS_MAX));
+		if (queue->nblocked > BLOCKED_GROUPS_MAX)
+		{
+			problem.what = psprintf("more than %d of its message groups wait for dead letters",
+									BLOCKED_GROUPS_MAX);
+			problem.remedy = "Redrive or purge its dead letters.";
+		}
+		else if (queue->backend->problem)
+			queue->backend->problem(queue, &problem);
+		if (problem.what)
+			lanes_report(queue, &problem);
 	}
 }
 
@@ -508,6 +517,7 @@ read_table(OutboxReader *reader, int64 from, bool to_end)
 
 			CHECK_FOR_INTERRUPTS();
 			serve();
+			(void) http_work();
 			nquestions = ask_open_questions(db, questions, &asked);
 			asked_before = false;
 			(void) answer(&renew);
@@ -621,7 +631,7 @@ set_queues(void)
 	if (!lanes_set_queues(db))
 	{
 		ereport(LOG,
-				(errmsg("taskoutbox relay restarts because a queue was removed")));
+				(errmsg("taskoutbox relay restarts because a queue was removed, or has another backend")));
 		proc_exit(1);
 	}
 	settings_generation = queue_generation();
@@ -795,6 +805,38 @@ may_sleep(bool waiting)
 	return idle && carried.n == 0 && asked_before && !ConfigReloadPending;
 }
 
+/* Some backend waits for messages as a receive does. */
+static bool
+backends_want_news(void)
+{
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		if (lane_queues[i].backend->wants_news && lane_queues[i].backend->wants_news(&lane_queues[i]))
+			return true;
+	}
+	return false;
+}
+
+/* Until there is news, or a request has ended, or time is up. */
+static void
+relay_sleep(TimestampTz until, uint32 wait_event)
+{
+	int			events;
+
+	do
+	{
+		long		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+		long		http = http_timeout();
+
+		events = WaitLatchOrSocket(MyLatch,
+								   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH |
+								   (http_socket() == PGINVALID_SOCKET ? 0 : WL_SOCKET_READABLE),
+								   http_socket(), http < 0 ? timeout : Min(timeout, http), wait_event);
+		/* Answers come in pieces: none of them is a round's worth. */
+	} while (!http_work() && !(events & WL_LATCH_SET) && GetCurrentTimestamp() < until);
+	ResetLatch(MyLatch);
+}
+
 static void
 relay_loop(void)
 {
@@ -806,16 +848,16 @@ relay_loop(void)
 	for (;;)
 	{
 		TimestampTz next;
-		TimestampTz now_next;
+		TimestampTz now;
 		bool		waiting;
 		bool		renew;
-		long		timeout;
 
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			queue_read_again();
 		}
 
 		MemoryContextReset(round_context);
@@ -825,18 +867,19 @@ relay_loop(void)
 		next = relay_round();
 		waiting = answer(&renew);
 
-		if (!may_sleep(waiting))
+		if (!may_sleep(waiting || backends_want_news()))
+		{
+			(void) http_work();
 			continue;
+		}
 
-		now_next = next_expiry();
-		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), Min(next, now_next));
+		now = GetCurrentTimestamp();
+		next = Min(next, next_expiry());
 		if (renew)
-			timeout = Min(timeout, RENEWED_WAKE_MS);
-		pgstat_report_stat(timeout >= 1000);
+			next = Min(next, now + RENEWED_WAKE_MS * INT64CONST(1000));
+		pgstat_report_stat(next - now >= USECS_PER_SEC);
 		pgstat_report_activity(STATE_IDLE, NULL);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 timeout, wait_event);
-		ResetLatch(MyLatch);
+		relay_sleep(next, wait_event);
 	}
 }
 

@@ -193,6 +193,43 @@ queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys)
 	}
 }
 
+int64
+queue_slot_message_limit(Oid dboid, uint64 key)
+{
+	DatabaseSlot *db = database_slot(dboid);
+	QueueSlot  *slot = db ? queue_slot(db, key) : NULL;
+
+	return slot ? slot->max_message_bytes : 0;
+}
+
+void
+queue_slot_request(Oid dboid, uint64 key, QueueRequest request)
+{
+	DatabaseSlot *db = database_slot(dboid);
+	QueueSlot  *slot = db ? queue_slot(db, key) : NULL;
+
+	if (slot == NULL)
+		return;
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	slot->requested[request] = true;
+	LWLockRelease(shared->lease_lock);
+	wake_relay(db);
+}
+
+bool
+queue_slot_requested(QueueSlot *slot, QueueRequest request)
+{
+	bool		was_set = slot->requested[request];
+
+	if (was_set)
+	{
+		LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+		slot->requested[request] = false;
+		LWLockRelease(shared->lease_lock);
+	}
+	return was_set;
+}
+
 void
 queue_slot_count_duplicate(Oid dboid, uint64 key)
 {

@@ -47,6 +47,15 @@ typedef struct IdRing
 /* Of a lane that many messages at most, for one receive (SQS's limit, too). */
 #define LANE_OFFER_MAX 10
 
+/* What sessions can ask of a backend for a queue. */
+typedef enum QueueRequest
+{
+	QUEUE_RETRY_NOW,
+	QUEUE_REDRIVE				/* its dead letters out there */
+} QueueRequest;
+
+#define QUEUE_REQUESTS (QUEUE_REDRIVE + 1)
+
 typedef struct QueueSlot
 {
 	uint64		key;			/* queue_key() of the name, 0: free */
@@ -57,6 +66,7 @@ typedef struct QueueSlot
 	int			wanted;			/* of a lane, by the largest receive so far */
 	int			width;			/* what the relay offered of lanes, at most */
 	bool		more;			/* the relay has more ready than fits */
+	bool		is_closed;		/* a transaction changes where its messages go */
 	int64		offers[OFFERS_PER_QUEUE];
 
 	/* figures, under the lease lock */
@@ -76,7 +86,21 @@ typedef struct QueueSlot
 
 	/* why nothing is delivered, and since when; empty: nothing is wrong */
 	char		problem[256];
+	char		remedy[256];
 	TimestampTz problem_since;
+	TimestampTz next_try;
+
+	/* what sessions ask the relay for, under the lease lock */
+	bool		requested[QUEUE_REQUESTS];
+
+	/* what SQS said of its queue; -1 and 0: not known */
+	int64		max_message_bytes;
+	int64		sqs_visible;
+	int64		sqs_in_flight;
+	int64		sqs_dead_letters;
+	TimestampTz sqs_looked_at;
+	char		sqs_redrive[128];	/* what became of the last one; empty: there was none */
+	int64		sqs_retrying;	/* messages that wait for their next try */
 } QueueSlot;
 
 /* Does this database have a pin (installation.c), and is it its own? */
@@ -201,6 +225,13 @@ extern QueueSlot *queue_slot(DatabaseSlot *db, uint64 key);
  */
 extern QueueSlot *queue_slot_assign(DatabaseSlot *db, uint64 key);
 extern void queue_slots_keep(DatabaseSlot *db, const uint64 *keys, int nkeys);
+
+/* Bytes that a message of the queue may have, by its destination; 0: it has not said. */
+extern int64 queue_slot_message_limit(Oid dboid, uint64 key);
+
+/* Ask for something, and wake the relay; no errors. And take note of it, in the relay. */
+extern void queue_slot_request(Oid dboid, uint64 key, QueueRequest request);
+extern bool queue_slot_requested(QueueSlot *slot, QueueRequest request);
 
 /* Count a duplicate. */
 extern void queue_slot_count_duplicate(Oid dboid, uint64 key);

@@ -162,8 +162,8 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 		QueueSlot  *shared_slot = db ? queue_slot(db, queues[i].key) : NULL;
 		int64		in_flight = 0;
 		QueueSlot	slot = {0};
-		Datum		values[17] = {0};
-		bool		nulls[17] = {false};
+		Datum		values[24] = {0};
+		bool		nulls[24] = {false};
 
 		for (int j = 0; j < nleases; j++)
 			in_flight += leases[j].queue == queues[i].key;
@@ -197,6 +197,18 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 		nulls[15] = nulls[16] = slot.problem[0] == '\0';
 		values[15] = CStringGetTextDatum(slot.problem);
 		values[16] = TimestampTzGetDatum(slot.problem_since);
+		nulls[17] = slot.remedy[0] == '\0';
+		values[17] = CStringGetTextDatum(slot.remedy);
+		nulls[18] = nulls[15] || slot.next_try == DT_NOEND;
+		values[18] = TimestampTzGetDatum(slot.next_try);
+		nulls[19] = nulls[20] = nulls[21] = nulls[22] = slot.sqs_looked_at == 0;
+		values[19] = Int64GetDatum(slot.sqs_visible);
+		values[20] = Int64GetDatum(slot.sqs_in_flight);
+		values[21] = Int64GetDatum(slot.sqs_dead_letters);
+		nulls[21] |= slot.sqs_dead_letters < 0;
+		values[22] = TimestampTzGetDatum(slot.sqs_looked_at);
+		nulls[23] = slot.sqs_redrive[0] == '\0';
+		values[23] = CStringGetTextDatum(slot.sqs_redrive);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;

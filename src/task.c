@@ -103,11 +103,14 @@ taskoutbox_redrive(PG_FUNCTION_ARGS)
 		PG_ARGISNULL(1) ? Int64GetDatum(0) : PG_GETARG_DATUM(1),
 		BoolGetDatum(PG_ARGISNULL(1))
 	};
+	const QueueSettings *settings;
 
 	PreventCommandIfReadOnly("taskoutbox.redrive()");
 	/* With the lock, the queue cannot be dropped. */
 	LockRelationOid(outbox_relid(), RowExclusiveLock);
-	(void) queue_settings(queue);
+	settings = queue_settings(queue);
+	if (settings->url && PG_ARGISNULL(1))
+		queue_redrive_at_commit(settings->key);
 
 	/* Sorted before the ids are drawn. */
 	PG_RETURN_INT64(outbox_execute(&plan,
@@ -150,7 +153,8 @@ Datum
 taskoutbox_retry_now(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("queue", fcinfo, 0);
-	uint64		queue = queue_settings(name)->key;
+	const QueueSettings *settings = queue_settings(name);
+	uint64		queue = settings->key;
 	uint64		group = PG_ARGISNULL(1) ? 0 : group_key(queue, PG_GETARG_TEXT_PP(1));
 	Oid			outbox = outbox_relid();
 	DatabaseSlot *db = database_slot(MyDatabaseId);
@@ -163,6 +167,15 @@ taskoutbox_retry_now(PG_FUNCTION_ARGS)
 	PreventCommandIfParallelMode("taskoutbox.retry_now()");
 	if (db == NULL)
 		PG_RETURN_INT64(0);
+
+	/* The relay knows, and can only try the queue as a whole. */
+	if (settings->url)
+	{
+		QueueSlot  *slot = queue_slot(db, queue);
+
+		queue_slot_request(MyDatabaseId, queue, QUEUE_RETRY_NOW);
+		PG_RETURN_INT64(slot == NULL ? 0 : slot->problem[0] ? slot->pending : slot->sqs_retrying);
+	}
 
 	n = lease_snapshot(outbox, &leases);
 	dirty = outbox_begin_dirty();

@@ -34,6 +34,11 @@ int			taskoutbox_max_in_flight;
 int			taskoutbox_relay_memory;
 int			taskoutbox_max_message_bytes;
 char	   *taskoutbox_deduplication_scope;
+char	   *taskoutbox_aws_credentials_file;
+char	   *taskoutbox_aws_profile;
+char	   *taskoutbox_aws_region;
+char	   *taskoutbox_aws_endpoint_url;
+int			taskoutbox_request_timeout;
 int			taskoutbox_ring_size;
 int			taskoutbox_announce_size;
 
@@ -46,6 +51,13 @@ define_size(const char *name, const char *description, int *value,
 {
 	DefineCustomIntVariable(name, description, NULL, value, boot, min, max,
 							PGC_POSTMASTER, flags, NULL, NULL, NULL);
+}
+
+/* Where AWS is, and who we are to it: the server's business. */
+static void
+define_aws(const char *name, const char *description, char **value, int flags)
+{
+	DefineCustomStringVariable(name, description, NULL, value, "", PGC_SIGHUP, flags, NULL, NULL, NULL);
 }
 
 static void
@@ -82,6 +94,24 @@ define_settings(void)
 							   "Put before every deduplication id, for tests that call one producer repeatedly.",
 							   NULL, &taskoutbox_deduplication_scope,
 							   "", PGC_USERSET, 0, check_id_setting, NULL, NULL);
+
+	define_aws("taskoutbox.aws_credentials_file",
+			   "File with AWS credentials, in the format of AWS's tools.",
+			   &taskoutbox_aws_credentials_file, GUC_SUPERUSER_ONLY);
+	define_aws("taskoutbox.aws_profile",
+			   "Profile in the file with AWS credentials.",
+			   &taskoutbox_aws_profile, 0);
+	define_aws("taskoutbox.aws_region",
+			   "Region of queues in SQS that have none of their own.",
+			   &taskoutbox_aws_region, 0);
+	define_aws("taskoutbox.aws_endpoint_url",
+			   "Where requests to SQS go, instead of to the host of the queue's url.",
+			   &taskoutbox_aws_endpoint_url, 0);
+	DefineCustomIntVariable("taskoutbox.request_timeout",
+							"After this a request to SQS without an answer is given up, and sent again.",
+							NULL, &taskoutbox_request_timeout,
+							20000, 100, 300000,
+							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	/* Last: it throws away what is in the file and not defined. */
 	if (process_shared_preload_libraries_in_progress)

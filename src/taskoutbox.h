@@ -33,6 +33,8 @@
 #define ERRCODE_TASKOUTBOX_TOO_MANY_QUEUES	MAKE_SQLSTATE('T','O','0','1','5')
 #define ERRCODE_TASKOUTBOX_QUEUE_NOT_EMPTY	MAKE_SQLSTATE('T','O','0','1','6')
 #define ERRCODE_TASKOUTBOX_QUEUE_FULL		MAKE_SQLSTATE('T','O','0','1','7')
+#define ERRCODE_TASKOUTBOX_IN_FLIGHT		MAKE_SQLSTATE('T','O','0','1','8')
+#define ERRCODE_TASKOUTBOX_NOT_HERE			MAKE_SQLSTATE('T','O','0','1','9')
 
 /*
  * Settings (taskoutbox.c). The sizes are fixed when the server starts.
@@ -43,6 +45,11 @@ extern int	taskoutbox_max_in_flight;	/* messages, whole cluster */
 extern int	taskoutbox_relay_memory;	/* kB, per database */
 extern int	taskoutbox_max_message_bytes;
 extern char *taskoutbox_deduplication_scope;
+extern char *taskoutbox_aws_credentials_file;
+extern char *taskoutbox_aws_profile;
+extern char *taskoutbox_aws_region;
+extern char *taskoutbox_aws_endpoint_url;
+extern int	taskoutbox_request_timeout;	/* ms */
 extern int	taskoutbox_ring_size;	/* runs of ids, per database and ring */
 extern int	taskoutbox_announce_size;	/* runs of ids, per backend */
 

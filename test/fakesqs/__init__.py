@@ -1,0 +1,1 @@
+"""The parts of test/fake_sqs.py: see there."""
