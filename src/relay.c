@@ -65,6 +65,9 @@
 /* Look at the table without a reason this often, in milliseconds. */
 #define FALLBACK_MS 60000
 
+/* How often to look for dead letters that are too old. */
+#define LETTER_PURGE_INTERVAL (10 * USECS_PER_MINUTE)
+
 /* Try to raise the floor at most this often. */
 #define FLOOR_INTERVAL (1 * USECS_PER_SEC)
 
@@ -95,6 +98,7 @@ static bool is_started = false;
 static bool is_complete = false;	/* all that was there at the start is known */
 static TimestampTz next_fallback = 0;
 static TimestampTz next_purge = 0;
+static TimestampTz next_letter_purge = 0;
 
 /*
  * The floor: no row at or below it can appear by enqueue any more.
@@ -740,8 +744,9 @@ relay_round(void)
 		next = Min(next, due);
 	}
 	if (now >= next_purge)
-		next_purge = deduplication_purge() || purge_dead_letters(now) ? now :
-			now + FALLBACK_MS * INT64CONST(1000);
+		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
+	if (now >= next_letter_purge)
+		next_letter_purge = purge_dead_letters(now) ? now : now + LETTER_PURGE_INTERVAL;
 	CommitTransactionCommand();
 	for (int i = 0; backends[i]; i++)
 		backends[i]->committed(db);
@@ -762,6 +767,7 @@ relay_round(void)
 
 	next = Min(next, next_due);
 	next = Min(next, next_purge);
+	next = Min(next, next_letter_purge);
 	return Min(next, next_fallback);
 }
 

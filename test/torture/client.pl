@@ -703,10 +703,19 @@ sub in_transaction
 		});
 }
 
+# The rows of a query, none if the session was lost.
+sub look
+{
+	my @bind = @_;
+	my @rows;
+	attempt(sub { @rows = run(@bind) });
+	return @rows;
+}
+
 # A dead letter that blocks its group: redriven the first time, cancelled the second.
 sub treat_blocking_letter
 {
-	my ($letter) = run(q{SELECT id, redriven_from, coalesce(redriven_from, id) AS first_id FROM taskoutbox.dead_letter
+	my ($letter) = look(q{SELECT id, redriven_from, coalesce(redriven_from, id) AS first_id FROM taskoutbox.dead_letter
 		WHERE queue = 'block' ORDER BY random() LIMIT 1}) or return;
 
 	in_transaction(
@@ -728,7 +737,7 @@ sub treat_blocking_letter
 # A dead letter that its group did not wait for: redriven, it is a new task.
 sub redrive_letter
 {
-	my ($letter) = run(q{SELECT id, coalesce(redriven_from, id) AS first_id, died_at, payload ->> 'k' AS k,
+	my ($letter) = look(q{SELECT id, coalesce(redriven_from, id) AS first_id, died_at, payload ->> 'k' AS k,
 			(payload ->> 'poison')::int AS poison FROM taskoutbox.dead_letter
 		WHERE queue = 'short' ORDER BY random() LIMIT 1}) or return;
 	my $ok = in_transaction(
