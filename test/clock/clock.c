@@ -37,6 +37,9 @@ start(void)
 	close(fd);
 }
 
+/* PostgreSQL 16 and later compile with -fvisibility=hidden. */
+#pragma GCC visibility push(default)
+
 int
 clock_gettime(clockid_t id, struct timespec *now)
 {
