@@ -182,8 +182,12 @@ outbox_begin_dirty(void)
 {
 	Snapshot	dirty = palloc(sizeof(SnapshotData));
 
+	OutboxReader *reader;
+
 	InitDirtySnapshot(*dirty);
-	return reader_open(dirty, NULL);
+	reader = reader_open(dirty, NULL);
+	reader->since = RegisterSnapshot(GetLatestSnapshot());
+	return reader;
 }
 
 void
@@ -191,30 +195,34 @@ outbox_end(OutboxReader *reader)
 {
 	ExecDropSingleTupleTableSlot(reader->slot);
 	index_endscan(reader->scan);
+	if (reader->since_scan)
+		index_endscan(reader->since_scan);
+	if (reader->since)
+		UnregisterSnapshot(reader->since);
 	index_close(reader->index, AccessShareLock);
 	table_close(reader->rel, AccessShareLock);
 }
 
 static void
-position(OutboxReader *reader, StrategyNumber strategy, RegProcedure procedure, int64 id)
+position(IndexScanDesc scan, StrategyNumber strategy, RegProcedure procedure, int64 id)
 {
 	ScanKeyData key;
 
 	ScanKeyInit(&key, 1, strategy, procedure, Int64GetDatum(id));
-	index_rescan(reader->scan, &key, 1, NULL, 0);
+	index_rescan(scan, &key, 1, NULL, 0);
 }
 
 bool
 outbox_lookup(OutboxReader *reader, int64 id)
 {
-	position(reader, BTEqualStrategyNumber, F_INT8EQ, id);
+	position(reader->scan, BTEqualStrategyNumber, F_INT8EQ, id);
 	return outbox_next(reader);
 }
 
 void
 outbox_scan_from(OutboxReader *reader, int64 from)
 {
-	position(reader, BTGreaterEqualStrategyNumber, F_INT8GE, from);
+	position(reader->scan, BTGreaterEqualStrategyNumber, F_INT8GE, from);
 }
 
 bool
@@ -271,13 +279,27 @@ outbox_row(OutboxReader *reader)
 	return row;
 }
 
+static bool
+was_there(OutboxReader *reader, int64 id)
+{
+	if (reader->since_scan == NULL)
+		reader->since_scan = compat_index_beginscan(reader->rel, reader->index, reader->since, 1);
+	position(reader->since_scan, BTEqualStrategyNumber, F_INT8EQ, id);
+	return index_getnext_slot(reader->since_scan, ForwardScanDirection, reader->slot);
+}
+
 OutboxFate
 outbox_look(OutboxReader *reader, int64 id)
 {
 	Snapshot	dirty = reader->scan->xs_snapshot;
 
+	/*
+	 * A row that is updated between our look at the index and at the table is
+	 * missed: the old version is dead by then, and the entry of the new one came
+	 * too late. What was there when this reader began cannot be missed.
+	 */
 	if (!outbox_lookup(reader, id))
-		return OUTBOX_GONE;
+		return was_there(reader, id) ? OUTBOX_BUSY : OUTBOX_GONE;
 	/* The visibility check left there who is at work on the row. */
 	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
 		return OUTBOX_BUSY;

@@ -50,6 +50,8 @@ typedef struct OutboxReader
 	Relation	rel;
 	Relation	index;
 	IndexScanDesc scan;
+	Snapshot	since;			/* of a dirty one: as it was when that began */
+	IndexScanDesc since_scan;
 	TupleTableSlot *slot;
 } OutboxReader;
 
@@ -84,7 +86,7 @@ extern void outbox_end(OutboxReader *reader);
 typedef enum OutboxFate
 {
 	OUTBOX_GONE,
-	OUTBOX_BUSY,				/* an open transaction deletes or updates it */
+	OUTBOX_BUSY,				/* somebody deletes or updates it, or did just now */
 	OUTBOX_HERE
 } OutboxFate;
 
