@@ -90,16 +90,18 @@ all install uninstall installcheck clean:
 
 endif
 
-export PG_CONFIG KEEP
+export PG_CONFIG KEEP BENCH QUICK
 
 # "+": these run make, and pass on its variables and its job server.
-.PHONY: setup demo test help
+.PHONY: setup demo test bench help
 setup:
 	@test/setup
 demo:
 	+@test/demo
 test:
 	+@test/run
+bench:
+	+@bench/run
 
 # On other Debians than this one, and so on other majors.
 .PHONY: test-15 test-17 test-18 check-style indent
@@ -118,6 +120,7 @@ help:
 	@echo 'make demo              install what is missing (root, Debian), build, install, and tell the story on a throw-away server'
 	@echo 'make demo KEEP=1       the same, and leave that server running'
 	@echo 'make test              install what is missing (root, Debian), build, install, and run all tests'
+	@echo 'make bench             the same, and measure, beside plain SQL and other queues (BENCH=name: one measure; QUICK=1: in 3 minutes)'
 	@echo 'make, make install     build, install'
 	@echo 'make installcheck      run the tests against what is installed (not as root)'
 	@echo 'make test-15           run all tests on PostgreSQL 15, in a Debian of its own (root, Debian); test-17 and test-18, too'
