@@ -6,11 +6,78 @@ use strict;
 use warnings FATAL => 'all';
 
 use Bench;
+use FindBin qw($RealBin);
+use HTTP::Tiny;
+use IPC::Open2;
 
-# The place for it: a queue with backend => 'sqs' and fauxqs as in the tests, as a ratio to what 16
-# connections of a plain sender reach against the same fauxqs.
+# A fauxqs of its own for each side's turn, with one queue: it keeps all in memory.
+sub start_fauxqs
+{
+	my $pid = open2(my $from, my $to, 'node', "$RealBin/../test/fauxqs/server.mjs");
+	my ($port) = (<$from> // '') =~ /"http":(\d+)/ or die "fauxqs did not start\n";
+	my $answer = HTTP::Tiny->new(proxy => undef, http_proxy => undef)->post("http://127.0.0.1:$port/", {
+		headers => { 'content-type' => 'application/x-amz-json-1.0', 'x-amz-target' => 'AmazonSQS.CreateQueue' },
+		content => '{"QueueName": "bench.fifo", "Attributes": {"FifoQueue": "true"}}' });
+	my ($url) = $answer->{content} =~ /"QueueUrl":"([^"]+)"/ or die "fauxqs: $answer->{content}\n";
+	return ({ pid => $pid, to => $to, endpoint => "http://127.0.0.1:$port" }, $url);
+}
+
+sub stop_fauxqs
+{
+	my ($fauxqs) = @_;
+	close $fauxqs->{to};
+	waitpid($fauxqs->{pid}, 0);
+	return;
+}
+
+sub send_plainly
+{
+	my ($n) = @_;
+	my ($fauxqs, $url) = start_fauxqs();
+	open(my $out, '-|', 'node', "$RealBin/peers/sender.mjs", $fauxqs->{endpoint}, $url, $n) or die "node: $!";
+	chomp(my $rate = <$out>);
+	close($out) or die "sender.mjs failed\n";
+	stop_fauxqs($fauxqs);
+	return $rate;
+}
+
+# Tasks that wait in a paused queue, and how many are done a second when it is resumed.
+sub drain
+{
+	my ($queue, $n, $groups) = @_;
+	my $group = $groups ? "'g' || n % $groups" : 'NULL';
+	my $waiting = q(SELECT waiting + in_flight FROM taskoutbox.queue_metrics WHERE queue = $1 AND relay_running);
+
+	value('SELECT taskoutbox.pause_queue($1)', $queue);
+	dbh()->do(qq(SELECT count(taskoutbox.enqueue('bench', \$1::jsonb, group_id => $group, queue => \$2))
+		FROM generate_series(1, \$3::int) n), undef, payload(), $queue, $n);
+	poll(sub { (value($waiting, $queue) // -1) == $n });
+	my $start = mono();
+	value('SELECT taskoutbox.resume_queue($1)', $queue);
+	poll(sub { value($waiting, $queue) == 0 }, 600);
+	return $n / (mono() - $start);
+}
+
+sub publish
+{
+	my ($n) = @_;
+	my ($fauxqs, $url) = start_fauxqs();
+	value(q(SELECT taskoutbox.create_queue('sqs', backend => 'sqs', url => $1, endpoint => $2,
+		region => 'eu-central-1', require_dlq => false, allow_http => true)), $url, $fauxqs->{endpoint});
+	my $rate = drain('sqs', $n, 1000);
+	value(q(SELECT taskoutbox.drop_queue('sqs', force => true)));
+	relay();
+	stop_fauxqs($fauxqs);
+	return $rate;
+}
+
 measure('10', 'publish', sub {
-	skip('10', 'publishing to fauxqs, 16 connections, 1,000 groups', '>= 0.8', 'there is no backend sqs');
+	my $n = full(50_000, 5_000);
+	my $what = "publishing to fauxqs, 16 connections, 1,000 groups, to a sender's";
+	return skip('10', $what, '>= 0.8', 'no test/fauxqs/node_modules (npm ci)') unless -d "$RealBin/../test/fauxqs/node_modules/fauxqs";
+	my $got = alternate('publishing', [ sender => sub { send_plainly($n) } ], [ ours => sub { publish($n) } ]);
+	compare('10', $what, $got, 'ours', 'sender', '>= 0.8');
+	row('10', '  taskoutbox: messages/s', undef, @{ $got->{ours} });
 });
 
 sub graphile
@@ -19,21 +86,6 @@ sub graphile
 	dbh()->do(q(SELECT count(graphile_worker.add_job('bench', $1::json)) FROM generate_series(1, $2::int)), undef, payload(), $n);
 	run_sql('VACUUM ANALYZE graphile_worker._private_jobs');
 	return (peer_lines('graphile-worker', 'work', $n))[-1];
-}
-
-# From the resumption of the queue until all is done.
-sub ours
-{
-	my ($n) = @_;
-	forget_tasks();
-	value(q(SELECT taskoutbox.pause_queue('bench')));
-	dbh()->do(q(SELECT count(taskoutbox.enqueue('bench', $1::jsonb, queue => 'bench')) FROM generate_series(1, $2::int)), undef, payload(), $n);
-	my $waiting = q(SELECT waiting + in_flight FROM taskoutbox.queue_metrics WHERE queue = 'bench' AND relay_running);
-	poll(sub { (value($waiting) // -1) == $n });
-	my $start = mono();
-	value(q(SELECT taskoutbox.resume_queue('bench')));
-	poll(sub { value($waiting) == 0 }, 600);
-	return $n / (mono() - $start);
 }
 
 measure('11', 'workers', sub {
@@ -50,7 +102,7 @@ measure('11', 'workers', sub {
 		run_sql(q(CREATE FUNCTION no_op(taskoutbox.message) RETURNS void LANGUAGE sql RETURN NULL));
 		value(q(SELECT taskoutbox.create_queue('bench')));
 		value(q(SELECT taskoutbox.register_controller('bench', 'no_op(taskoutbox.message)', 'atomic', 'bench')));
-		push @sides, [ ours => sub { ours($n) } ];
+		push @sides, [ ours => sub { drain('bench', $n, 0) } ];
 	}
 	my $got = alternate('workers', @sides);
 	compare('11', $what, $got, 'ours', 'graphile-worker', '>= 3');
