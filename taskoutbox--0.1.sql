@@ -543,6 +543,7 @@ BEGIN ATOMIC
 			WHEN q.name IS NULL AND t.queue OPERATOR(pg_catalog.<>) 'default' THEN 'create_queue: its queue does not exist'
 			WHEN q.paused THEN 'resume_queue'
 			WHEN letter.id IS NOT NULL THEN pg_catalog.format('redrive, cancel or purge of dead letter %s of its group', letter.id)
+			WHEN elder.waits_for_retry THEN pg_catalog.format('message %s of its group waits for its next try (retry_now)', elder.id)
 			WHEN elder.id IS NOT NULL THEN pg_catalog.format('message %s of its group is in flight', elder.id)
 			WHEN q.backend OPERATOR(pg_catalog.=) 'sqs' THEN 'publishing to SQS'
 			ELSE 'receive'
@@ -558,7 +559,7 @@ BEGIN ATOMIC
 		WHERE d.blocks AND d.queue OPERATOR(pg_catalog.=) t.queue AND d.group_id OPERATOR(pg_catalog.=) t.group_id
 		ORDER BY d.id LIMIT 1) letter ON true
 	LEFT JOIN LATERAL (
-		SELECT b.id, b.until FROM taskoutbox.in_flight b
+		SELECT b.id, b.until, b.waits_for_retry FROM taskoutbox.in_flight b
 		WHERE b.queue OPERATOR(pg_catalog.=) t.queue AND b.group_id OPERATOR(pg_catalog.=) t.group_id
 		ORDER BY b.id LIMIT 1) elder ON true
 	WHERE t.id OPERATOR(pg_catalog.=) get_task.id

@@ -94,6 +94,19 @@ SELECT taskoutbox.purge('q');
 SELECT waiting, delayed FROM taskoutbox.queue_metrics WHERE queue = 'q';
 SELECT count(*) FROM taskoutbox.enqueue('x', queue => 'q', deliver_at => now() + interval '1 hour');
 SELECT waiting, delayed FROM taskoutbox.queue_metrics WHERE queue = 'q';
+-- One that was enqueued and cancelled before the relay has counted it, and one that
+-- is cancelled by COMMIT PREPARED
+BEGIN;
+SELECT e.duplicate, taskoutbox.cancel(e.id) FROM taskoutbox.enqueue('x', queue => 'q', deliver_at => now() + interval '1 hour') e;
+COMMIT;
+SELECT delayed FROM taskoutbox.queue_metrics WHERE queue = 'q';
+SELECT e.id FROM taskoutbox.enqueue('x', queue => 'q', deliver_at => now() + interval '1 hour') e \gset
+SELECT delayed FROM taskoutbox.queue_metrics WHERE queue = 'q';
+BEGIN;
+SELECT taskoutbox.cancel(:id);
+PREPARE TRANSACTION 'observe';
+COMMIT PREPARED 'observe';
+SELECT delayed FROM taskoutbox.queue_metrics WHERE queue = 'q';
 -- A new relay counts anew.
 SELECT count(pg_terminate_backend(pid)) FROM taskoutbox.relay_status WHERE database = current_database();
 CALL until($$relay_running FROM taskoutbox.queue_metrics WHERE queue = 'q'$$);
@@ -169,6 +182,36 @@ SELECT id = :id AS same, duplicate FROM taskoutbox.enqueue('x', queue => 'small'
 SELECT count(taskoutbox.delete(receipt_handle)) FROM taskoutbox.receive('small', 4, wait => '10 s');
 SELECT waiting FROM taskoutbox.queue_metrics WHERE queue = 'small';
 SELECT count(*) FROM taskoutbox.enqueue('x', queue => 'small');
+-- The count follows each commit, though nobody looks or receives.
+SELECT taskoutbox.purge('small');
+CALL until($$waiting = 0 FROM taskoutbox.queue_metrics WHERE queue = 'small'$$);
+\set VERBOSITY sqlstate
+DO $$
+BEGIN
+	FOR i IN 1 .. 1000 LOOP
+		PERFORM taskoutbox.enqueue('x', queue => 'small');
+		COMMIT;
+		PERFORM pg_sleep(0.005);
+	END LOOP;
+END
+$$;
+\set VERBOSITY default
+SELECT count(*) < 50 AS soon FROM taskoutbox.task_outbox WHERE queue = 'small';
+DO $$
+BEGIN
+	PERFORM taskoutbox.cancel(id) FROM taskoutbox.task_outbox WHERE queue = 'small';
+	COMMIT;
+	FOR i IN 1 .. 1000 LOOP
+		BEGIN
+			PERFORM taskoutbox.enqueue('x', queue => 'small');
+			EXIT;
+		EXCEPTION WHEN SQLSTATE 'TO017' THEN
+			PERFORM pg_sleep(0.005);
+		END;
+	END LOOP;
+END
+$$;
+SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = 'small';
 SELECT taskoutbox.alter_queue('small', max_pending => 0);
 \echo :SQLSTATE
 SELECT taskoutbox.alter_queue('small', max_pending => 0, on_full => 'warn');

@@ -144,7 +144,7 @@ announce_xact_callback(XactEvent event, void *arg)
 			if (has_direct_ids)
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						 errmsg("cannot PREPARE a transaction that inserted into %s.task_outbox directly",
+						 errmsg("cannot PREPARE a transaction that redrove dead letters, or inserted into %s.task_outbox directly",
 								TASKOUTBOX_SCHEMA),
 						 errhint("Use %s.enqueue in transactions that are to be prepared.",
 								 TASKOUTBOX_SCHEMA)));
@@ -206,6 +206,7 @@ announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOn
 			SpinLockAcquire(&db->mutex);
 			db->check_leases = true;
 			db->check_blocked = true;
+			db->check_delayed = true;
 			SpinLockRelease(&db->mutex);
 		}
 		ring_push(MyDatabaseId, RING_COMMITTED, NULL, 0, is_commit ? SWEEP_FLOOR : NO_SWEEP);

@@ -29,14 +29,13 @@ typedef enum PendingKind
 	PENDING_LOOK,				/* tell the relay to look at the message */
 	PENDING_FORGET,				/* tell it to look at all that wait */
 	PENDING_END_ALL,			/* at commit, end all of the table */
-	PENDING_UNDELAY				/* at commit, count a delayed one as gone */
+	PENDING_RECOUNT				/* at commit, count the delayed ones anew */
 } PendingKind;
 
 typedef struct PendingLease
 {
 	LeaseKey	key;
 	PendingKind kind;
-	uint64		queue;			/* PENDING_UNDELAY: its queue_key() */
 	SubTransactionId subxid;
 } PendingLease;
 
@@ -301,7 +300,6 @@ pending_add(Oid outbox, int64 id, PendingKind kind)
 {
 	pending[npending].key = own_key(outbox, id);
 	pending[npending].kind = kind;
-	pending[npending].queue = 0;
 	pending[npending].subxid = GetCurrentSubTransactionId();
 	npending++;
 }
@@ -401,13 +399,12 @@ lease_forget_at_end(Oid outbox, int64 id)
 }
 
 void
-lease_undelay_at_commit(Oid outbox, int64 id, uint64 queue)
+lease_recount_at_commit(Oid outbox)
 {
 	if (shared == NULL)
 		return;
 	pending_reserve();
-	pending_add(outbox, id, PENDING_UNDELAY);
-	pending[npending - 1].queue = queue;
+	pending_add(outbox, 0, PENDING_RECOUNT);
 }
 
 void
@@ -489,13 +486,6 @@ pending_finish(int from, bool committed)
 
 		if (pending[i].kind == PENDING_END_ALL && committed)
 			remove_leases(MyDatabaseId, pending[i].key.outbox);
-		if (pending[i].kind == PENDING_UNDELAY && committed)
-		{
-			QueueSlot  *queue = db ? queue_slot(db, pending[i].queue) : NULL;
-
-			if (queue)
-				queue->undelayed++;
-		}
 		if (pending[i].kind != PENDING_DELETE)
 			continue;
 		lease = lease_find(pending[i].key);
@@ -528,8 +518,11 @@ pending_finish(int from, bool committed)
 				SpinLockAcquire(&db->mutex);
 				db->check_rows |= pending[i].kind == PENDING_FORGET;
 				db->start_anew |= pending[i].kind == PENDING_END_ALL && committed;
+				db->check_delayed |= pending[i].kind == PENDING_RECOUNT && committed;
 				SpinLockRelease(&db->mutex);
-				wake_relay(db);
+				/* Figures can wait until somebody asks for them. */
+				if (pending[i].kind != PENDING_RECOUNT)
+					wake_relay(db);
 			}
 			continue;
 		}

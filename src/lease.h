@@ -102,8 +102,8 @@ extern LeaseResult lease_touch(Oid outbox, const Receipt *receipt);
  */
 extern void lease_forget_at_end(Oid outbox, int64 id);
 
-/* This transaction deletes a row that is not due yet, of a queue (its queue_key()). */
-extern void lease_undelay_at_commit(Oid outbox, int64 id, uint64 queue);
+/* This transaction deletes a row that is not due yet. */
+extern void lease_recount_at_commit(Oid outbox);
 
 /* The table is truncated: no lease outlives that, and the relay starts anew. */
 extern void lease_end_all_at_commit(Oid outbox);

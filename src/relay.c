@@ -93,6 +93,7 @@ static uint64 asked = 0;
 /* Delayed rows: those due up to then were taken in; when the next one is due. */
 static TimestampTz due_up_to = DT_NOBEGIN;
 static TimestampTz next_due = DT_NOEND;
+static TimestampTz recount_at = 0;	/* not before this */
 
 static bool is_started = false;
 static bool is_complete = false;	/* all that was there at the start is known */
@@ -209,13 +210,6 @@ serve(void)
 		}
 		queue->slot->more = !dlist_is_empty(&queue->ready);
 		queue->slot->pending = queue->nmessages + queue->nleft;
-		if (queue->slot->undelayed > 0)
-		{
-			LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-			queue->ndelayed = Max(0, queue->ndelayed - queue->slot->undelayed);
-			queue->slot->undelayed = 0;
-			LWLockRelease(shared->lease_lock);
-		}
 		queue->slot->delayed = queue->ndelayed;
 		queue->slot->blocked = queue->nblocked;
 		if (queue->nenqueued > 0 && is_complete)
@@ -442,16 +436,21 @@ take_in_due(Snapshot snapshot, TimestampTz now)
 }
 
 /*
- * Delayed rows are counted as they come and go. What was purged is not seen to go,
- * so then they are counted anew.
+ * Delayed rows are counted as they come and go. When some were purged or
+ * cancelled they are counted anew, in a tenth of our time at most.
  */
 static void
-count_delayed(Snapshot snapshot)
+count_delayed(Snapshot snapshot, TimestampTz now)
 {
-	OutboxReader *reader = outbox_begin_due(snapshot);
+	OutboxReader *reader;
+	int64		n = 0;
 
+	if (now < recount_at)
+		return;
+	(void) take_flag(&db->check_delayed);
 	for (int i = 0; i < lane_nqueues; i++)
 		lane_queues[i].ndelayed = 0;
+	reader = outbox_begin_due(snapshot);
 	outbox_scan_due(reader, due_up_to, DT_NOEND);
 	while (outbox_next(reader))
 	{
@@ -459,8 +458,14 @@ count_delayed(Snapshot snapshot)
 
 		if (queue)
 			queue->ndelayed++;
+		if (++n % SERVE_EVERY == 0)
+		{
+			CHECK_FOR_INTERRUPTS();
+			serve();
+		}
 	}
 	outbox_end(reader);
+	recount_at = n < SERVE_EVERY ? 0 : now + 10 * (GetCurrentTimestamp() - now);
 }
 
 /*
@@ -542,7 +547,7 @@ take_in(TimestampTz now)
 	int64		read_from;
 	bool		is_settled = floor_is_settled();
 	bool		check_blocked = take_flag(&db->check_blocked);
-	bool		check_rows = db->check_rows;	/* it is settle that takes it */
+	bool		check_delayed = db->check_delayed || db->check_rows;	/* it is settle that takes that one */
 
 	/* The order of these three is what everything stands on. */
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -592,8 +597,8 @@ take_in(TimestampTz now)
 	outbox_end(reader);
 	if (next_due <= now)
 		take_in_due(snapshot, now);
-	if (check_rows)
-		count_delayed(snapshot);
+	if (check_delayed)
+		count_delayed(snapshot, now);
 	if (check_blocked)
 		blocked_read(snapshot);
 	UnregisterSnapshot(snapshot);
@@ -768,6 +773,8 @@ relay_round(void)
 	next = Min(next, next_due);
 	next = Min(next, next_purge);
 	next = Min(next, next_letter_purge);
+	if (db->check_delayed)
+		next = Min(next, recount_at);
 	return Min(next, next_fallback);
 }
 
@@ -823,6 +830,18 @@ backends_want_news(void)
 	return false;
 }
 
+/* enqueue wants to know at once when a queue is full, or is not any more. */
+static bool
+queues_are_limited(void)
+{
+	for (int i = 0; i < lane_nqueues; i++)
+	{
+		if (lane_queues[i].settings.max_pending > 0)
+			return true;
+	}
+	return false;
+}
+
 /* Until there is news, or a request has ended, or time is up. */
 static void
 relay_sleep(TimestampTz until, uint32 wait_event)
@@ -873,7 +892,7 @@ relay_loop(void)
 		next = relay_round();
 		waiting = answer(&renew);
 
-		if (!may_sleep(waiting || backends_want_news()))
+		if (!may_sleep(waiting || backends_want_news() || queues_are_limited()))
 		{
 			(void) http_work();
 			continue;

@@ -73,7 +73,6 @@ typedef struct QueueSlot
 	int64		delivered;		/* deleted by their receipt handle */
 	Rate		delivered_rate;
 	int64		duplicates;		/* not enqueued for that */
-	int64		undelayed;		/* delayed ones that were cancelled since the relay looked */
 
 	/* figures, written by the relay alone */
 	int64		pending;		/* all but delayed ones */
@@ -143,6 +142,7 @@ typedef struct DatabaseSlot
 	bool		check_leases;	/* something ended that named no id */
 	bool		check_rows;		/* rows were deleted that are not in flight */
 	bool		check_blocked;	/* a dead letter began or ceased to block its group */
+	bool		check_delayed;	/* a delayed row was cancelled */
 	IdRing		committed;		/* enqueued and committed */
 	IdRing		ended;			/* leases that ended */
 

@@ -38,7 +38,9 @@ remove_letter(int64 id)
 	Datum		values[] = {Int64GetDatum(id)};
 
 	return outbox_execute(&plan,
-						  "DELETE FROM taskoutbox.dead_letter WHERE id OPERATOR(pg_catalog.=) $1",
+						  "DELETE FROM taskoutbox.dead_letter WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT ctid FROM taskoutbox.dead_letter "
+						  "WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE SKIP LOCKED))",
 						  1, types, values, NULL, true, NULL) > 0;
 }
 
@@ -85,7 +87,7 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	CurrentResourceOwner = owner;
 
 	if (cancelled && row.deliver_at > GetCurrentTimestamp())
-		lease_undelay_at_commit(outbox_relid(), id, row.queue);
+		lease_recount_at_commit(outbox_relid());
 	else if (cancelled)
 		lease_forget_at_end(outbox_relid(), id);
 	else if (fate == OUTBOX_GONE)
