@@ -15,6 +15,7 @@ REGRESS = \
 	operate \
 	dead_letter \
 	observe \
+	controller \
 	installation \
 	roles \
 	check \
@@ -68,8 +69,8 @@ check-libcurl:
 		| $(CC) $(CPPFLAGS) -fsyntax-only -x c - 2>/dev/null \
 		|| { echo 'taskoutbox needs the headers of libcurl 7.86.0 or later (Debian: libcurl4-openssl-dev)' >&2; exit 1; }
 
-# Preloaded by tests, by their paths.
-test_libraries = test/slow_commit test/clock
+# Loaded by tests, by their paths.
+test_libraries = test/slow_commit test/clock test/crash
 .PHONY: $(test_libraries)
 $(test_libraries):
 	@$(MAKE) --silent --no-print-directory -C $@ with_llvm=no

@@ -44,6 +44,9 @@ CREATE TABLE taskoutbox.queue (
 	group_batching boolean NOT NULL DEFAULT false,
 	require_dlq boolean NOT NULL DEFAULT true,
 	allow_http boolean NOT NULL DEFAULT false,
+	consumers integer NOT NULL DEFAULT 1 CHECK (consumers BETWEEN 0 AND 100),
+	max_run_time interval NOT NULL DEFAULT '1 hour' CHECK (max_run_time OPERATOR(pg_catalog.>=) '1 ms' AND max_run_time OPERATOR(pg_catalog.<=) '7 days'),
+	ledger_retention interval NOT NULL DEFAULT '91 days' CHECK (ledger_retention OPERATOR(pg_catalog.>) '0' AND ledger_retention OPERATOR(pg_catalog.<=) '100 years'),
 	paused boolean NOT NULL DEFAULT false,
 	CHECK ((backend OPERATOR(pg_catalog.=) 'sqs') OPERATOR(pg_catalog.=) (url IS NOT NULL))
 );
@@ -112,6 +115,29 @@ CREATE INDEX deduplication_expires_at_idx ON taskoutbox.deduplication (expires_a
 COMMENT ON TABLE taskoutbox.deduplication IS
 'Deduplication ids (with their scope) and the first task of each. An entry lives until it expires, or until the task has left the outbox if that is later.';
 
+CREATE TABLE taskoutbox.controller (
+	queue text NOT NULL DEFAULT 'default',
+	task_type text NOT NULL,
+	-- Looking it up is an error if it is malformed: that must not happen to the relay.
+	controller text NOT NULL CHECK ((pg_catalog.to_regprocedure(controller) IS NULL) IS NOT NULL),
+	function_oid oid NOT NULL,
+	owner text NOT NULL,
+	idempotency text NOT NULL DEFAULT 'atomic' CHECK (idempotency IN ('atomic', 'natural')),
+	PRIMARY KEY (queue, task_type)
+);
+COMMENT ON TABLE taskoutbox.controller IS
+'Which function is called for which task type. function_oid and owner tell it from another one that gets the same name later.';
+
+CREATE TABLE taskoutbox.ledger (
+	consumer text COLLATE "C" NOT NULL,
+	id text COLLATE "C" NOT NULL,
+	claimed_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	PRIMARY KEY (consumer, id)
+);
+CREATE INDEX ledger_claimed_at_idx ON taskoutbox.ledger (claimed_at);
+COMMENT ON TABLE taskoutbox.ledger IS
+'Which ids were handled, and by whom: what claim says, and the uids of tasks that controllers with idempotency = atomic handled.';
+
 CREATE TABLE taskoutbox.installation (
 	id uuid NOT NULL PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
 	created_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp()
@@ -132,6 +158,8 @@ SELECT pg_catalog.pg_extension_config_dump('taskoutbox.installation',
 	'WHERE created_at OPERATOR(pg_catalog.=) (SELECT pg_catalog.min(i.created_at) FROM taskoutbox.installation i)');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.installation_pin', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.queue', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.controller', '');
+SELECT pg_catalog.pg_extension_config_dump('taskoutbox.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.task_outbox', '');
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.dead_letter', '');
@@ -160,10 +188,11 @@ CREATE TYPE taskoutbox.message AS (
 	headers jsonb,
 	enqueued_at timestamp with time zone,
 	receive_count integer,
-	last_error text
+	last_error text,
+	uid text
 );
 COMMENT ON TYPE taskoutbox.message IS
-'A message as receive gives it out. receive_count is 1 the first time.';
+'A message as receive gives it out. receive_count is 1 the first time. uid stays the same over retries and redrives: what to pass to claim.';
 
 
 /*
@@ -198,6 +227,9 @@ COMMENT ON FUNCTION taskoutbox.settings_changed() IS
 CREATE TRIGGER settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.queue
 FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.settings_changed();
 ALTER TABLE taskoutbox.queue ENABLE ALWAYS TRIGGER settings_changed;
+CREATE TRIGGER settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.controller
+FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.settings_changed();
+ALTER TABLE taskoutbox.controller ENABLE ALWAYS TRIGGER settings_changed;
 CREATE TRIGGER settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON taskoutbox.installation_pin
 FOR EACH STATEMENT EXECUTE FUNCTION taskoutbox.settings_changed();
 ALTER TABLE taskoutbox.installation_pin ENABLE ALWAYS TRIGGER settings_changed;
@@ -304,6 +336,27 @@ COMMENT ON FUNCTION taskoutbox.change_visibility(text, interval, text) IS
 'Sets when a received message becomes visible again, counted from now (0 to 12 hours; 0 gives it back at once). Not undone by a rollback. error is kept as the message''s last_error. Errors: TO010 to TO013.';
 
 
+CREATE FUNCTION taskoutbox.claim(consumer text, id text) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_claim';
+COMMENT ON FUNCTION taskoutbox.claim(text, text) IS
+'Writes into the ledger, in the caller''s transaction, that this consumer handles this id, such as a message''s uid. False: it has done so before, and there is nothing to do. Waits for another transaction that claims the same. Limits: 128 characters each. Errors: TO001 to TO003, TO008.';
+
+CREATE FUNCTION taskoutbox.register_controller(
+	task_type text,
+	controller regprocedure,
+	idempotency text DEFAULT 'atomic',
+	queue text DEFAULT 'default'
+) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_register_controller';
+COMMENT ON FUNCTION taskoutbox.register_controller(text, regprocedure, text, text) IS
+'From the commit on a worker, connected as the owner of the function, calls it for each task of that type in that queue. Its argument is the payload (jsonb) or the message (taskoutbox.message). For the owner of the function only. idempotency: atomic (the call, a row of the ledger and the delete commit together), or natural (no ledger). Registering again replaces. Errors: TO001 to TO003, TO005, TO010, 42501 not the owner, or the task type has a controller of another role, 42P13 not such a function, 28000 its owner may not log in (before PostgreSQL 17), 55000.';
+
+CREATE FUNCTION taskoutbox.unregister_controller(task_type text, queue text DEFAULT 'default') RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_unregister_controller';
+COMMENT ON FUNCTION taskoutbox.unregister_controller(text, text) IS
+'Ends what register_controller began; false if there was nothing. What runs is finished. Errors: TO001 to TO003, TO005, 42501.';
+
+
 /*
  * Queues
  */
@@ -326,11 +379,14 @@ CREATE FUNCTION taskoutbox.create_queue(
 	max_connections integer DEFAULT 16,
 	group_batching boolean DEFAULT false,
 	require_dlq boolean DEFAULT true,
-	allow_http boolean DEFAULT false
+	allow_http boolean DEFAULT false,
+	consumers integer DEFAULT 1,
+	max_run_time interval DEFAULT '1 hour',
+	ledger_retention interval DEFAULT '91 days'
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
-COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean) IS
-'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. backend: embedded, or sqs to publish to the FIFO queue in SQS at url. Of those only: region; endpoint, where requests go instead of to the host of the url; retry_base and retry_cap, the first and the longest pause after a failure; max_connections (1 to 100); group_batching, several messages of a group in one request; require_dlq, refuse a queue that has no dead-letter queue; allow_http, not to this host alone. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. consumers: workers for each role that has controllers in it (0 to 100). max_run_time: a controller that runs longer is cancelled (1 ms to 7 days). retry_base, retry_cap: the first and the longest pause after a failure, to SQS or of a controller. ledger_retention: for how long the ledger remembers at least (more than 0, up to 100 years). backend: embedded, or sqs to publish to the FIFO queue in SQS at url. Of those only: region; endpoint, where requests go instead of to the host of the url; max_connections (1 to 100); group_batching, several messages of a group in one request; require_dlq, refuse a queue that has no dead-letter queue; allow_http, not to this host alone. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
 
 CREATE FUNCTION taskoutbox.alter_queue(
 	name text,
@@ -350,10 +406,13 @@ CREATE FUNCTION taskoutbox.alter_queue(
 	group_batching boolean DEFAULT NULL,
 	require_dlq boolean DEFAULT NULL,
 	allow_http boolean DEFAULT NULL,
+	consumers integer DEFAULT NULL,
+	max_run_time interval DEFAULT NULL,
+	ledger_retention interval DEFAULT NULL,
 	backend text DEFAULT NULL
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_alter_queue';
-COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, text) IS
+COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval, text) IS
 'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is, an empty url, region or endpoint takes it away. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010, TO018 backend or url changed while messages are in flight.';
 
 CREATE FUNCTION taskoutbox.pause_queue(name text) RETURNS void
@@ -497,6 +556,24 @@ FROM taskoutbox.dead_letter d
 WHERE d.blocks;
 COMMENT ON VIEW taskoutbox.blocked_groups IS
 'Message groups that wait because of a message of theirs: one that failed before, and is in flight or waits for its next try, or (dead) a dead letter of a queue with on_dead_letter = block, until it is redriven, cancelled or purged. Which one, since when, how often it was tried, why it failed, and when it comes back unless it is deleted.';
+
+CREATE FUNCTION taskoutbox.get_controller_status(
+	OUT queue text,
+	OUT task_type text,
+	OUT controller text,
+	OUT idempotency text,
+	OUT role text,
+	OUT workers integer,
+	OUT problem text
+) RETURNS SETOF record
+LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10 AS 'MODULE_PATHNAME', 'taskoutbox_get_controller_status';
+COMMENT ON FUNCTION taskoutbox.get_controller_status() IS
+'What the view controller_status shows.';
+
+CREATE VIEW taskoutbox.controller_status AS
+SELECT * FROM taskoutbox.get_controller_status();
+COMMENT ON VIEW taskoutbox.controller_status IS
+'Every registered controller, the role that it runs as, how many workers of that role run for its queue, and why it is not called, if it is not.';
 
 CREATE TYPE taskoutbox.task_status AS (
 	id bigint,
@@ -712,6 +789,9 @@ REVOKE ALL ON TYPE taskoutbox.enqueued FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.message FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.queue FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.controller FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.ledger FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.controller_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.installation FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.installation_pin FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
@@ -765,16 +845,19 @@ GRANT USAGE ON TYPE taskoutbox.enqueued TO taskoutbox_producer;
 GRANT USAGE ON TYPE taskoutbox.message TO taskoutbox_consumer;
 GRANT EXECUTE ON FUNCTION taskoutbox.enqueue, taskoutbox.enqueue_period, taskoutbox.period_id, taskoutbox.period_start
 	TO taskoutbox_producer;
-GRANT EXECUTE ON FUNCTION taskoutbox.receive, taskoutbox.delete(text, boolean), taskoutbox.delete(text[], boolean), taskoutbox.change_visibility
+GRANT EXECUTE ON FUNCTION taskoutbox.receive, taskoutbox.delete(text, boolean), taskoutbox.delete(text[], boolean), taskoutbox.change_visibility,
+	taskoutbox.claim, taskoutbox.register_controller, taskoutbox.unregister_controller
 	TO taskoutbox_consumer;
-GRANT SELECT ON taskoutbox.relay_status, taskoutbox.queue_metrics, taskoutbox.in_flight, taskoutbox.blocked_groups, taskoutbox.schedule_status
+GRANT SELECT ON taskoutbox.relay_status, taskoutbox.queue_metrics, taskoutbox.in_flight, taskoutbox.blocked_groups, taskoutbox.schedule_status,
+	taskoutbox.controller_status
 	TO taskoutbox_monitor;
 GRANT EXECUTE ON FUNCTION taskoutbox.get_relay_status, taskoutbox.get_queue_metrics, taskoutbox.get_in_flight, taskoutbox.get_schedule_status,
+	taskoutbox.get_controller_status,
 	taskoutbox.task, taskoutbox.missed_periods, taskoutbox.period_id, taskoutbox.period_start, taskoutbox.library_version, taskoutbox.check
 	TO taskoutbox_monitor;
 GRANT EXECUTE ON FUNCTION taskoutbox.create_queue, taskoutbox.alter_queue, taskoutbox.drop_queue, taskoutbox.pause_queue, taskoutbox.resume_queue,
 	taskoutbox.cancel, taskoutbox.redrive, taskoutbox.purge, taskoutbox.retry_now, taskoutbox.confirm
 	TO taskoutbox_admin;
-GRANT SELECT ON taskoutbox.queue, taskoutbox.task_outbox, taskoutbox.dead_letter, taskoutbox.deduplication, taskoutbox.installation,
+GRANT SELECT ON taskoutbox.queue, taskoutbox.task_outbox, taskoutbox.dead_letter, taskoutbox.deduplication, taskoutbox.controller, taskoutbox.ledger, taskoutbox.installation,
 	taskoutbox.installation_pin TO taskoutbox_admin;
 GRANT taskoutbox_producer, taskoutbox_consumer, taskoutbox_monitor TO taskoutbox_admin;

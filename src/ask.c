@@ -40,7 +40,8 @@ is_answered(BackendSlot *slot)
 }
 
 bool
-ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline)
+ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline,
+		  bool (*is_called) (void))
 {
 	static uint32 wait_event = 0;
 	BackendSlot *slot = my_backend_slot();
@@ -70,7 +71,7 @@ ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline)
 		{
 			long		ms = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
 
-			if (ms <= 0)
+			if (ms <= 0 || (is_called && is_called()))
 				break;
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 ms, wait_event);

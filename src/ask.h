@@ -11,10 +11,12 @@
 /*
  * Ask the relay to take in everything committed so far and, if queue is not 0,
  * to offer what is ready there. With wait, the answer comes only when something
- * is on offer. Returns false when there was no answer by the deadline. Can be
- * cancelled.
+ * is on offer. Returns false when there was no answer by the deadline, or when the
+ * caller's latch is set and is_called (if not NULL) says that there is something
+ * else to do. Can be cancelled.
  */
-extern bool ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline);
+extern bool ask_relay(DatabaseSlot *db, uint64 queue, bool wait, TimestampTz deadline,
+					  bool (*is_called) (void));
 
 /* For the relay: the questions that are open when a round begins. */
 typedef struct Question

@@ -16,7 +16,7 @@
 
 #define ID_CHARACTERS 128		/* SQS: MessageGroupId, MessageDeduplicationId */
 
-/* Ids with this prefix are made by the relay. */
+/* Ids with this prefix are our own. */
 #define RESERVED_PREFIX "taskoutbox:"
 
 /* Error TO001 */

@@ -17,7 +17,6 @@
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "utils/array.h"
@@ -27,7 +26,9 @@
 
 #include "ask.h"
 #include "check.h"
+#include "consumer.h"
 #include "lease.h"
+#include "ledger.h"
 #include "outbox.h"
 #include "queue.h"
 #include "shared.h"
@@ -38,13 +39,8 @@
 /* How long a receive that does not wait gives the relay to answer. */
 #define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
 
-#define LAST_ERROR_BYTES 1024
-
 /* How often to try while too many messages are in flight. */
 #define FULL_RETRY (1 * USECS_PER_SEC)
-
-/* Columns of the type message. */
-#define MESSAGE_COLUMNS 11
 
 /* Messages that were taken, but not returned to the caller yet. */
 typedef struct Taken
@@ -58,16 +54,6 @@ PG_FUNCTION_INFO_V1(taskoutbox_receive);
 PG_FUNCTION_INFO_V1(taskoutbox_delete);
 PG_FUNCTION_INFO_V1(taskoutbox_delete_array);
 PG_FUNCTION_INFO_V1(taskoutbox_change_visibility);
-
-static void
-require_preload(const char *function)
-{
-	if (shared == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("%s.%s needs taskoutbox to be preloaded", TASKOUTBOX_SCHEMA, function),
-				 errhint("Put shared_preload_libraries = 'taskoutbox' into postgresql.conf, and restart the server.")));
-}
 
 static void
 give_back_taken(int code, Datum arg)
@@ -84,6 +70,44 @@ detoasted(TupleTableSlot *slot, int column)
 	return PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]));
 }
 
+bool
+message_look(OutboxReader *reader, int64 id, const char *queue)
+{
+	if (outbox_look(reader, id) != OUTBOX_HERE)
+		return false;
+	slot_getsomeattrs(reader->slot, OUTBOX_COLUMNS);
+	/* Offers are kept by the hash of the queue's name. */
+	return strcmp(TextDatumGetCString(reader->slot->tts_values[OUTBOX_QUEUE - 1]), queue) == 0;
+}
+
+void
+message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool *nulls)
+{
+	const Datum *row = slot->tts_values;
+	const bool *isnull = slot->tts_isnull;
+	Datum		first_id = row[(isnull[OUTBOX_REDRIVEN_FROM - 1] ? OUTBOX_ID : OUTBOX_REDRIVEN_FROM) - 1];
+
+	memset(nulls, false, MESSAGE_COLUMNS * sizeof(bool));
+	nulls[MESSAGE_RECEIPT_HANDLE - 1] = receipt == NULL;
+	nulls[MESSAGE_GROUP_ID - 1] = isnull[OUTBOX_GROUP_ID - 1];
+	nulls[MESSAGE_DEDUPLICATION_ID - 1] = isnull[OUTBOX_DEDUPLICATION_ID - 1];
+	nulls[MESSAGE_HEADERS - 1] = isnull[OUTBOX_HEADERS - 1];
+	nulls[MESSAGE_LAST_ERROR - 1] = isnull[OUTBOX_LAST_ERROR - 1];
+	values[MESSAGE_ID - 1] = row[OUTBOX_ID - 1];
+	values[MESSAGE_RECEIPT_HANDLE - 1] = receipt ? CStringGetTextDatum(receipt_to_text(receipt)) : (Datum) 0;
+	values[MESSAGE_QUEUE - 1] = row[OUTBOX_QUEUE - 1];
+	values[MESSAGE_TASK_TYPE - 1] = row[OUTBOX_TASK_TYPE - 1];
+	values[MESSAGE_PAYLOAD - 1] = detoasted(slot, OUTBOX_PAYLOAD);
+	values[MESSAGE_GROUP_ID - 1] = row[OUTBOX_GROUP_ID - 1];
+	values[MESSAGE_DEDUPLICATION_ID - 1] = row[OUTBOX_DEDUPLICATION_ID - 1];
+	values[MESSAGE_HEADERS - 1] = nulls[MESSAGE_HEADERS - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_HEADERS);
+	values[MESSAGE_ENQUEUED_AT - 1] = row[OUTBOX_ENQUEUED_AT - 1];
+	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum(DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1]) + 1);
+	values[MESSAGE_LAST_ERROR - 1] = nulls[MESSAGE_LAST_ERROR - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_LAST_ERROR);
+	values[MESSAGE_UID - 1] = CStringGetTextDatum(task_uid(DatumGetInt64(first_id),
+											  DatumGetTimestampTz(row[OUTBOX_ENQUEUED_AT - 1])));
+}
+
 /*
  * Read the messages that were taken into the result, and keep in taken those
  * whose row is there; the relay finds out about the others. Returns how many
@@ -94,24 +118,15 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 {
 	OutboxReader *reader = outbox_begin_dirty();
 	TupleTableSlot *slot = reader->slot;
-	text	   *queue_text = cstring_to_text(queue);
 	int			n = 0;
 
 	for (int i = 0; i < taken->n; i++)
 	{
 		Receipt    *receipt = &taken->receipts[i];
 		Datum		values[MESSAGE_COLUMNS];
-		bool		nulls[MESSAGE_COLUMNS] = {false};
-		bool	   *isnull = slot->tts_isnull;
-		bool		found = outbox_look(reader, receipt->id) == OUTBOX_HERE;
+		bool		nulls[MESSAGE_COLUMNS];
 
-		if (found)
-		{
-			slot_getsomeattrs(slot, OUTBOX_COLUMNS);
-			/* Offers are kept by the hash of the queue's name. */
-			found = strcmp(TextDatumGetCString(slot->tts_values[OUTBOX_QUEUE - 1]), queue) == 0;
-		}
-		if (!found)
+		if (!message_look(reader, receipt->id, queue))
 		{
 			lease_give_back(taken->outbox, receipt, 1);
 			/* Out of the list at once: an error below must not give it back twice. */
@@ -121,21 +136,7 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 			continue;
 		}
 
-		nulls[5] = isnull[OUTBOX_GROUP_ID - 1];
-		nulls[6] = isnull[OUTBOX_DEDUPLICATION_ID - 1];
-		nulls[7] = isnull[OUTBOX_HEADERS - 1];
-		nulls[10] = isnull[OUTBOX_LAST_ERROR - 1];
-		values[0] = slot->tts_values[OUTBOX_ID - 1];
-		values[1] = CStringGetTextDatum(receipt_to_text(receipt));
-		values[2] = PointerGetDatum(queue_text);
-		values[3] = slot->tts_values[OUTBOX_TASK_TYPE - 1];
-		values[4] = detoasted(slot, OUTBOX_PAYLOAD);
-		values[5] = slot->tts_values[OUTBOX_GROUP_ID - 1];
-		values[6] = slot->tts_values[OUTBOX_DEDUPLICATION_ID - 1];
-		values[7] = nulls[7] ? (Datum) 0 : detoasted(slot, OUTBOX_HEADERS);
-		values[8] = slot->tts_values[OUTBOX_ENQUEUED_AT - 1];
-		values[9] = Int32GetDatum(DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]) + 1);
-		values[10] = nulls[10] ? (Datum) 0 : detoasted(slot, OUTBOX_LAST_ERROR);
+		message_values(slot, receipt, values, nulls);
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 		n++;
 	}
@@ -228,7 +229,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 			if (wait == 0 || now >= deadline)
 				break;
 			/* No answer to that, but the time to try again. */
-			(void) ask_relay(NULL, 0, true, Min(deadline, now + FULL_RETRY));
+			(void) ask_relay(NULL, 0, true, Min(deadline, now + FULL_RETRY), NULL);
 			full = false;
 			continue;
 		}
@@ -236,7 +237,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 			break;
 
 		/* After no answer, or without a wait after any, one more look. */
-		if (!ask_relay(db, key, wait > 0, deadline))
+		if (!ask_relay(db, key, wait > 0, deadline, NULL))
 		{
 			is_last_try = true;
 			if (db == NULL || db->relay_latch == NULL)
@@ -359,7 +360,6 @@ taskoutbox_change_visibility(PG_FUNCTION_ARGS)
 	{
 		char	   *error = text_to_cstring(PG_GETARG_TEXT_PP(2));
 
-		error[pg_mbcliplen(error, strlen(error), LAST_ERROR_BYTES)] = '\0';
 		(void) succeeded(lease_touch(outbox_relid(), &receipt), receipt.id, false);
 		(void) outbox_set_error(receipt.id, error);
 	}

@@ -42,6 +42,7 @@
 #include "utils/timestamp.h"
 
 #include "lease.h"
+#include "pool.h"
 
 /* A start that is not seen through by then is tried again. */
 #define START_TIMEOUT (30 * USECS_PER_SEC)
@@ -91,6 +92,7 @@ stop_relay(Oid dboid, int64 hold)
 	}
 	if (pid != 0)
 		kill(pid, SIGTERM);
+	pool_stop(dboid);
 }
 
 static void
@@ -595,6 +597,7 @@ idle_time(void)
 		else if (db->state == RELAY_STOPPED && starting < STARTING_MAX)
 			next = Min(next, Max(db->restart_at, db->hold_until));
 	}
+	next = Min(next, pool_next_start());
 	return next == DT_NOEND ? -1 : TimestampDifferenceMilliseconds(now, next);
 }
 
@@ -633,6 +636,7 @@ taskoutbox_launcher_main(Datum arg)
 		collect_probes();
 		assign_slots();
 		start_relays();
+		pool_start_workers();
 
 		/* Looked at last: a lock that we waited for may have used up our latch. */
 		timeout = idle_time();

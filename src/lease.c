@@ -253,6 +253,20 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 }
 
 void
+lease_adopt(Oid outbox, const Receipt *receipts, int n)
+{
+	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < n; i++)
+	{
+		Lease	   *lease = lease_find(own_key(outbox, receipts[i].id));
+
+		if (lease)
+			lease->holder = MyProcPid;
+	}
+	LWLockRelease(shared->lease_lock);
+}
+
+void
 lease_give_back(Oid outbox, const Receipt *receipts, int n)
 {
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);

@@ -70,6 +70,12 @@ extern void lease_init(void);
 extern int	lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
 					   Receipt *receipts, bool *full);
 
+/* As the end of a lease: while the process lives that has the message in hand. */
+#define LEASE_WHILE_ALIVE DT_NOEND
+
+/* Another session passed these on to this one. */
+extern void lease_adopt(Oid outbox, const Receipt *receipts, int n);
+
 /* Give messages back as if they had not been taken. */
 extern void lease_give_back(Oid outbox, const Receipt *receipts, int n);
 

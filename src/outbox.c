@@ -25,6 +25,7 @@
 #include "executor/executor.h"
 #include "executor/spi.h"
 #include "funcapi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
@@ -102,18 +103,16 @@ outbox_draw_id(void)
 }
 
 void
-outbox_insert(const Datum *values, const bool *nulls)
+outbox_insert_row(Relation rel, const Datum *values, const bool *nulls, int ncolumns)
 {
-	Relation	rel;
 	TupleTableSlot *slot;
 	EState	   *estate;
 	ResultRelInfo *target;
 
-	rel = table_open(outbox_relid(), NoLock);
 	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), table_slot_callbacks(rel));
 	memset(slot->tts_isnull, true, RelationGetDescr(rel)->natts * sizeof(bool));
-	memcpy(slot->tts_values, values, OUTBOX_COLUMNS * sizeof(Datum));
-	memcpy(slot->tts_isnull, nulls, OUTBOX_COLUMNS * sizeof(bool));
+	memcpy(slot->tts_values, values, ncolumns * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, ncolumns * sizeof(bool));
 	ExecStoreVirtualTuple(slot);
 	table_tuple_insert(rel, slot, GetCurrentCommandId(true), 0, NULL);
 
@@ -126,6 +125,14 @@ outbox_insert(const Datum *values, const bool *nulls)
 	FreeExecutorState(estate);
 
 	ExecDropSingleTupleTableSlot(slot);
+}
+
+void
+outbox_insert(const Datum *values, const bool *nulls)
+{
+	Relation	rel = table_open(outbox_relid(), NoLock);
+
+	outbox_insert_row(rel, values, nulls, OUTBOX_COLUMNS);
 	table_close(rel, NoLock);
 
 	announce_id(DatumGetInt64(values[OUTBOX_ID - 1]));
@@ -404,6 +411,21 @@ outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nar
 	end_as_owner(caller);
 }
 
+void
+outbox_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types, const Datum *values,
+			OutboxCallback callback, void *arg)
+{
+	Caller		caller = begin_as_owner(plan, sql, nargs, types);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+	if (SPI_execute_snapshot(*plan, (Datum *) values, NULL, snapshot, InvalidSnapshot, true, false, 0) < 0)
+		elog(ERROR, "could not execute \"%s\"", sql);
+	UnregisterSnapshot(snapshot);
+	for (uint64 i = 0; i < SPI_processed; i++)
+		callback(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, arg);
+	end_as_owner(caller);
+}
+
 bool
 outbox_count_receive(int64 id, int receive_count)
 {
@@ -510,7 +532,8 @@ outbox_set_error(int64 id, const char *error)
 {
 	static SPIPlanPtr plan = NULL;
 	Oid			types[] = {INT8OID, TEXTOID};
-	Datum		values[] = {Int64GetDatum(id), CStringGetTextDatum(error)};
+	int			length = pg_mbcliplen(error, strlen(error), LAST_ERROR_BYTES);
+	Datum		values[] = {Int64GetDatum(id), PointerGetDatum(cstring_to_text_with_len(error, length))};
 
 	return outbox_execute(&plan,
 						  "UPDATE taskoutbox.task_outbox SET last_error = $2 "

@@ -74,6 +74,12 @@ extern uint64 group_key(uint64 queue, const text *group);
 extern int64 outbox_draw_id(void);
 extern void outbox_insert(const Datum *values, const bool *nulls);
 
+/*
+ * Insert a row into a table of the extension, without a statement, and so without
+ * triggers and privileges. The columns after the given ones are null.
+ */
+extern void outbox_insert_row(Relation rel, const Datum *values, const bool *nulls, int ncolumns);
+
 /* Reading by id, or in the order of ids, with the snapshot given. */
 extern OutboxReader *outbox_begin(Snapshot snapshot);
 extern bool outbox_lookup(OutboxReader *reader, int64 id);
@@ -123,6 +129,15 @@ extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const
 /* Run a query like that, and return its rows from a set-returning function. */
 extern void outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nargs,
 						 const Oid *types, const Datum *values);
+
+/* Run a query like that, and call a function for each row. */
+typedef void (*OutboxCallback) (HeapTuple tuple, TupleDesc desc, void *arg);
+
+extern void outbox_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
+						const Datum *values, OutboxCallback callback, void *arg);
+
+/* Bytes that are kept of an error. */
+#define LAST_ERROR_BYTES 1024
 
 /*
  * Changes of a row. They return false when it is gone or another transaction

@@ -95,11 +95,27 @@
 #define compat_disable_transaction_timeout() ((void) 0)
 #endif
 
-/* 16: one function for the owners of all kinds of objects */
-#if PG_VERSION_NUM >= 160000
-#define compat_database_ownercheck(dboid, roleid) object_ownercheck(DatabaseRelationId, dboid, roleid)
+/* 17: a worker can connect as a role that may not log in */
+#if PG_VERSION_NUM >= 170000
+#define COMPAT_ROLE_NEEDS_LOGIN false
+#define COMPAT_BYPASS_ROLELOGINCHECK BGWORKER_BYPASS_ROLELOGINCHECK
 #else
-#define compat_database_ownercheck(dboid, roleid) pg_database_ownercheck(dboid, roleid)
+#define COMPAT_ROLE_NEEDS_LOGIN true
+#define COMPAT_BYPASS_ROLELOGINCHECK 0
+#endif
+
+/* 16: one function each for all kinds of objects */
+#if PG_VERSION_NUM >= 160000
+#define compat_function_aclcheck(oid, role) \
+	object_aclcheck(ProcedureRelationId, oid, role, ACL_EXECUTE)
+#define compat_function_ownercheck(oid, role) object_ownercheck(ProcedureRelationId, oid, role)
+#define compat_database_ownercheck(oid, role) object_ownercheck(DatabaseRelationId, oid, role)
+#define compat_database_aclcheck(oid, role, mode) object_aclcheck(DatabaseRelationId, oid, role, mode)
+#else
+#define compat_function_aclcheck(oid, role) pg_proc_aclcheck(oid, role, ACL_EXECUTE)
+#define compat_function_ownercheck(oid, role) pg_proc_ownercheck(oid, role)
+#define compat_database_ownercheck(oid, role) pg_database_ownercheck(oid, role)
+#define compat_database_aclcheck(oid, role, mode) pg_database_aclcheck(oid, role, mode)
 #endif
 
 #endif							/* PG_COMPAT_H */

@@ -82,7 +82,13 @@ static const Setting settings[] = {
 	.low = 1, .high = 100, .limits = "between 1 and 100"},
 	{SETTING(group_batching), .type = BOOLOID, .built_in = false},
 	{SETTING(require_dlq), .type = BOOLOID, .built_in = true},
-	{SETTING(allow_http), .type = BOOLOID, .built_in = false}
+	{SETTING(allow_http), .type = BOOLOID, .built_in = false},
+	{SETTING(consumers), .type = INT4OID, .built_in = 1,
+	.low = 0, .high = 100, .limits = "between 0 and 100"},
+	{SETTING(max_run_time), .type = INTERVALOID, .built_in = USECS_PER_HOUR,
+	.low = 1000, .high = 7 * USECS_PER_DAY, .limits = "between 1 ms and 7 days"},
+	{SETTING(ledger_retention), .type = INTERVALOID, .built_in = 91 * USECS_PER_DAY,
+	.low = 1, .high = 36000 * USECS_PER_DAY, .limits = "more than 0 and at most 100 years"}
 };
 
 /* Columns of the table queue. */
@@ -398,6 +404,41 @@ queue_init(void)
 }
 
 /*
+ * A message can come again until its last retry, and as long as its dead letter can
+ * be redriven. A ledger that forgets earlier lets it be handled twice. Said by each
+ * statement that sets one of these.
+ */
+static void
+warn_of_forgetting(const QueueSettings *queue, const NullableDatum *arguments)
+{
+	int64		retries = queue->max_receive_count *
+		(Max(queue->visibility_timeout, queue->max_run_time) + queue->retry_cap);
+	bool		is_about_it = false;
+
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		size_t		offset = settings[i].offset;
+
+		is_about_it |= !arguments[i].isnull &&
+			(offset == offsetof(QueueSettings, ledger_retention) ||
+			 offset == offsetof(QueueSettings, dead_letter_retention) ||
+			 offset == offsetof(QueueSettings, max_receive_count) ||
+			 offset == offsetof(QueueSettings, visibility_timeout) ||
+			 offset == offsetof(QueueSettings, max_run_time) ||
+			 offset == offsetof(QueueSettings, retry_cap));
+	}
+	if (is_about_it && queue->ledger_retention < retries + queue->dead_letter_retention)
+		ereport(WARNING,
+				(errcode(ERRCODE_TASKOUTBOX_RANGE),
+				 errmsg("ledger_retention of queue \"%s\" is shorter than its messages can come again",
+						queue->name),
+				 errdetail("With all its retries a message lives up to %.1f days, and a dead letter can be redriven for %.1f more.",
+						   (double) retries / USECS_PER_DAY,
+						   (double) queue->dead_letter_retention / USECS_PER_DAY),
+				 errhint("Set ledger_retention to more than both together, or a shorter dead_letter_retention.")));
+}
+
+/*
  * Put arguments (in the order of the settings; null: as it is) into a queue's
  * settings, and see whether they are allowed, each and together.
  */
@@ -442,6 +483,7 @@ apply_settings(QueueSettings *queue, const NullableDatum *arguments)
 				 errmsg("backend \"%s\" is not known", queue->backend ? queue->backend : ""),
 				 errhint("The backends are \"embedded\" and \"sqs\".")));
 	backend->check(queue);
+	warn_of_forgetting(queue, arguments);
 }
 
 /* Parameters of a statement: $1 is the name, then come the settings as they are now. */
@@ -617,12 +659,13 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 {
 	char	   *name = check_name("name", fcinfo, 0);
 	bool		force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
-	static SPIPlanPtr plans[5] = {NULL};
+	static SPIPlanPtr plans[6] = {NULL};
 	static const Oid types[] = {TEXTOID};
 	static const char *const deletes[] = {
 		"DELETE FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1",
 		"DELETE FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1",
 		"DELETE FROM taskoutbox.deduplication WHERE queue OPERATOR(pg_catalog.=) $1",
+		"DELETE FROM taskoutbox.controller WHERE queue OPERATOR(pg_catalog.=) $1",
 		"DELETE FROM taskoutbox.queue WHERE name OPERATOR(pg_catalog.=) $1"
 	};
 	Datum		values[] = {CStringGetTextDatum(name)};
@@ -638,7 +681,7 @@ taskoutbox_drop_queue(PG_FUNCTION_ARGS)
 	LockRelationOid(outbox_relid(), ShareRowExclusiveLock);
 	(void) queue_settings(name);	/* not dropped while we waited? */
 	if (!force &&
-		outbox_execute(&plans[4],
+		outbox_execute(&plans[lengthof(deletes)],
 					   "SELECT 1::bigint FROM taskoutbox.task_outbox WHERE queue OPERATOR(pg_catalog.=) $1 "
 					   "UNION ALL SELECT 1 FROM taskoutbox.dead_letter WHERE queue OPERATOR(pg_catalog.=) $1 LIMIT 1",
 					   1, types, values, NULL, true, NULL) > 0)

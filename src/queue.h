@@ -51,6 +51,9 @@ typedef struct QueueSettings
 	int64		group_batching;
 	int64		require_dlq;
 	int64		allow_http;
+	int64		consumers;
+	int64		max_run_time;
+	int64		ledger_retention;
 	bool		is_paused;
 	bool		is_built_in;	/* there is no row */
 } QueueSettings;

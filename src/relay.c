@@ -45,14 +45,18 @@
 #include "ask.h"
 #include "backend.h"
 #include "blocked.h"
+#include "controller.h"
 #include "deduplication.h"
 #include "http.h"
 #include "id_array.h"
+#include "in_hand.h"
 #include "installation.h"
 #include "lane.h"
 #include "launcher.h"
+#include "ledger.h"
 #include "lease.h"
 #include "outbox.h"
+#include "pool.h"
 #include "queue.h"
 #include "shared.h"
 
@@ -684,7 +688,11 @@ leave_without_extension(void)
 	bool		must_start_anew = take_flag(&db->start_anew);
 
 	if (!OidIsValid(get_extension_oid("taskoutbox", true)))
+	{
+		pool_want(NULL, 0);
+		in_hand_forget(MyDatabaseId);
 		relay_slot_free(db);
+	}
 	else if (!is_started)
 	{
 		check_version();
@@ -741,6 +749,7 @@ relay_round(void)
 	}
 	if (settings_generation != queue_generation())
 		set_queues();
+	controllers_want_workers(settings_changes != db->settings_read || !is_started);
 	take_in(now);
 	for (int i = 0; backends[i]; i++)
 	{
@@ -749,7 +758,7 @@ relay_round(void)
 		next = Min(next, due);
 	}
 	if (now >= next_purge)
-		next_purge = deduplication_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
+		next_purge = deduplication_purge() || ledger_purge() ? now : now + FALLBACK_MS * INT64CONST(1000);
 	if (now >= next_letter_purge)
 		next_letter_purge = purge_dead_letters(now) ? now : now + LETTER_PURGE_INTERVAL;
 	CommitTransactionCommand();
@@ -951,7 +960,9 @@ taskoutbox_relay_main(Datum arg)
 	{
 		StartTransactionCommand();
 		leave_without_extension();
+		in_hand_count();
 		CommitTransactionCommand();
+		in_hand_forget(MyDatabaseId);
 
 		lanes_init();
 		relay_slot_ready(db);

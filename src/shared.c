@@ -132,6 +132,16 @@ shared_init(void)
 	shmem_startup_hook = shared_startup;
 }
 
+void
+require_preload(const char *function)
+{
+	if (shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s.%s needs taskoutbox to be preloaded", TASKOUTBOX_SCHEMA, function),
+				 errhint("Put shared_preload_libraries = 'taskoutbox' into postgresql.conf, and restart the server.")));
+}
+
 DatabaseSlot *
 database_slot(Oid dboid)
 {

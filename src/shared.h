@@ -210,6 +210,9 @@ extern HTAB *lease_hash;
 
 extern void shared_init(void);
 
+/* Error 55000, naming the function, when there is no shared memory. */
+extern void require_preload(const char *function);
+
 /*
  * The slot of a database, or NULL. Slots do not move, but one can change hands:
  * ring_push and the like check the database again under the mutex.

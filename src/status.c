@@ -146,7 +146,7 @@ taskoutbox_get_queue_metrics(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 
 	is_running = db && db->relay_latch &&
-		ask_relay(db, 0, false, GetCurrentTimestamp() + ANSWER_TIMEOUT);
+		ask_relay(db, 0, false, GetCurrentTimestamp() + ANSWER_TIMEOUT, NULL);
 
 	nleases = shared ? lease_snapshot(outbox_relid(), &leases) : 0;
 	n = queue_list(&cached);

@@ -17,6 +17,7 @@
 #include "deduplication.h"
 #include "launcher.h"
 #include "lease.h"
+#include "pool.h"
 #include "queue.h"
 #include "shared.h"
 
@@ -141,5 +142,6 @@ _PG_init(void)
 	lease_init();
 	blocked_init();
 	queue_init();
+	pool_init();
 	launcher_init();
 }

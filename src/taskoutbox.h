@@ -35,6 +35,7 @@
 #define ERRCODE_TASKOUTBOX_QUEUE_FULL		MAKE_SQLSTATE('T','O','0','1','7')
 #define ERRCODE_TASKOUTBOX_IN_FLIGHT		MAKE_SQLSTATE('T','O','0','1','8')
 #define ERRCODE_TASKOUTBOX_NOT_HERE			MAKE_SQLSTATE('T','O','0','1','9')
+#define ERRCODE_TASKOUTBOX_NO_CONTROLLER	MAKE_SQLSTATE('T','O','0','2','0')
 
 /*
  * Settings (taskoutbox.c). The sizes are fixed when the server starts.

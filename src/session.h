@@ -1,0 +1,19 @@
+/*
+ * session.h
+ *	  A controller finds a fresh session, whatever the one before it left behind.
+ */
+#ifndef TASKOUTBOX_SESSION_H
+#define TASKOUTBOX_SESSION_H
+
+#include "taskoutbox.h"
+
+/* Between two tasks of one transaction, and before its commit. */
+extern void session_reset(Oid role);
+
+/* This transaction has used temporary tables: it must end before the next task. */
+extern bool session_has_temporary(void);
+
+/* Between two transactions, outside of both. */
+extern void session_reset_rest(bool has_temporary);
+
+#endif							/* TASKOUTBOX_SESSION_H */
