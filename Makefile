@@ -125,7 +125,7 @@ help:
 	@echo 'make, make install     build, install'
 	@echo 'make installcheck      run the tests against what is installed (not as root)'
 	@echo 'make test-15           run all tests on PostgreSQL 15, in a Debian of its own (root, Debian); test-17 and test-18, too'
-	@echo 'make check-style       check indentation, warnings of two compilers, scripts (root, Debian)'
+	@echo 'make check-style       check warnings of two compilers, headers, scripts (root, Debian)'
 	@echo 'make indent            indent the C sources as PostgreSQL does (root, Debian)'
 	@echo 'make setup             install what is missing to build and test (root, Debian)'
 	@echo 'Variables: PG_CONFIG=/path/to/pg_config, WERROR=1, PROVE_TESTS=test/t/NAME.pl, PROVE_FLAGS=--verbose'
