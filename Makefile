@@ -105,13 +105,16 @@ bench:
 	+@bench/run
 
 # On other Debians than this one, and so on other majors.
-.PHONY: test-15 test-17 test-18 check-style indent
+.PHONY: test-15 test-17 test-18 test-upgrade check-style indent
 test-15:
 	@test/matrix bookworm 15
 test-17:
 	@test/matrix trixie 17
 test-18:
 	@test/matrix forky 18
+test-upgrade:
+	@test/upgrade 15 17
+	@test/upgrade 17 18
 check-style:
 	@test/matrix trixie 17 test/style
 indent:
@@ -125,6 +128,7 @@ help:
 	@echo 'make, make install     build, install'
 	@echo 'make installcheck      run the tests against what is installed (not as root)'
 	@echo 'make test-15           run all tests on PostgreSQL 15, in a Debian of its own (root, Debian); test-17 and test-18, too'
+	@echo 'make test-upgrade      run pg_upgrade from 15 to 17 and from 17 to 18, with tasks of all kinds (root, Debian)'
 	@echo 'make check-style       check warnings of two compilers, headers, scripts (root, Debian)'
 	@echo 'make indent            indent the C sources as PostgreSQL does (root, Debian)'
 	@echo 'make setup             install what is missing to build and test (root, Debian)'

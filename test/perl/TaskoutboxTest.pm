@@ -36,6 +36,8 @@ our @EXPORT = qw(
   enqueue
   receive_together
   drain
+  one_of_each
+  contents
   crash
 );
 
@@ -51,11 +53,13 @@ sub mono
 
 # A started server with the extension in database postgres and its relay
 # running.  Options: conf => lines for postgresql.conf, init => [arguments of
-# init], extension => 0 to leave CREATE EXTENSION out.
+# init], extension => 0 to leave CREATE EXTENSION out, install_path => where a
+# server of another major is.
 sub new_node
 {
 	my ($name, %opt) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name,
+		defined $opt{install_path} ? (install_path => $opt{install_path}) : ());
 
 	$node->init(@{ $opt{init} || [] });
 
@@ -300,6 +304,56 @@ sub drain
 			return !@m && value($dbh, 'SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = $1', $queue) == 0;
 		}) or croak "queue $queue does not drain";
 	return @got;
+}
+
+# Brings one message of a queue to the end of its life, if that allows it one attempt.
+sub fail_one
+{
+	my ($dbh, $queue) = @_;
+	my ($m) = receive($dbh, queue => $queue, wait => '5 s');
+	value($dbh, q(SELECT taskoutbox.change_visibility($1, '0', 'no')), $m->{receipt_handle});
+	receive($dbh, queue => $queue);
+	return;
+}
+
+# What a copy of the database must have, one of each kind: queues, paused and with
+# settings of their own; tasks that wait (20, in order, with deduplication ids), are
+# delayed, dead, blocking a group, blocked, redriven.
+sub one_of_each
+{
+	my ($dbh) = @_;
+	$dbh->do($_) for (
+		q(SELECT taskoutbox.create_queue('once', max_receive_count => 1, on_dead_letter => 'block')),
+		q(SELECT taskoutbox.create_queue('lost', max_receive_count => 1)),
+		q(SELECT taskoutbox.create_queue('paused', visibility_timeout => '1 hour')),
+		q(SELECT taskoutbox.pause_queue('paused')),
+		q(SELECT taskoutbox.alter_queue('default', deduplication_window => '1 day')),
+		q(SELECT taskoutbox.enqueue('dead', group_id => 'g', queue => 'lost')),
+		q(SELECT taskoutbox.enqueue('dead', group_id => 'g', queue => 'once')));
+	fail_one($dbh, 'lost');
+	fail_one($dbh, 'once');
+	$dbh->do(q(SELECT taskoutbox.redrive('once')));
+	fail_one($dbh, 'once');
+	$dbh->do($_) for (
+		q(SELECT taskoutbox.enqueue('blocked', group_id => 'g', queue => 'once')),
+		q(SELECT taskoutbox.enqueue('delayed', deliver_at => now() + interval '1 day')),
+		q(SELECT taskoutbox.enqueue('waiting', jsonb_build_object('ü', E'\t\\\n"'), 'g', deduplication_id => 'd' || n, headers => '{"k": "v"}') FROM generate_series(1, 20) n),
+		q(SELECT taskoutbox.enqueue('of the paused queue', queue => 'paused')));
+	return;
+}
+
+# All that is the user's, in one text.
+sub contents
+{
+	my ($dbh) = @_;
+	return value($dbh, q(SELECT string_agg(t, E'\n' ORDER BY t) FROM (
+		SELECT 'task ' || t::text FROM taskoutbox.task_outbox t UNION ALL
+		SELECT 'letter ' || d::text FROM taskoutbox.dead_letter d UNION ALL
+		SELECT 'id ' || d::text FROM taskoutbox.deduplication d UNION ALL
+		SELECT 'queue ' || q::text FROM taskoutbox.queue q UNION ALL
+		SELECT 'pin ' || p::text FROM taskoutbox.installation_pin p UNION ALL
+		SELECT 'sequence ' || last_value FROM taskoutbox.task_outbox_id_seq UNION ALL
+		(SELECT 'installation ' || i.id FROM taskoutbox.installation i ORDER BY created_at LIMIT 1)) a(t)));
 }
 
 # Kills one backend with SIGKILL, which makes the postmaster restart everything,
