@@ -727,6 +727,7 @@ sqs_settle(DatabaseSlot *db)
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz next = DT_NOEND;
 	OutboxReader *dirty = NULL;
+	bool		has_work = false;
 	IdArray		accepted = {0};
 	dlist_mutable_iter iter;
 
@@ -743,8 +744,7 @@ sqs_settle(DatabaseSlot *db)
 			destination_settle(destination, now);
 		if (queue_slot_requested(lane_queues[i].slot, QUEUE_RETRY_NOW))
 			retry_now(&lane_queues[i], now);
-		if (destination->nto_send > 0 && dirty == NULL)
-			dirty = outbox_begin_dirty();
+		has_work |= destination->nto_send > 0;
 	}
 	is_adopted = true;
 
@@ -760,14 +760,16 @@ sqs_settle(DatabaseSlot *db)
 			if (batch->entries[i].outcome == OUTCOME_ACCEPTED)
 				id_array_add(&accepted, batch->entries[i].message->id);
 		}
-		if (dirty == NULL)
-			dirty = outbox_begin_dirty();
+		has_work = true;
 	}
 	if (accepted.n > 0)
 	{
 		(void) outbox_delete_published(accepted.ids, accepted.n);
 		pfree(accepted.ids);
 	}
+	/* After that, so that what we have deleted is gone for it. */
+	if (has_work)
+		dirty = outbox_begin_dirty();
 	dlist_foreach_modify(iter, &batches)
 	{
 		Batch	   *batch = dlist_container(Batch, in_list, iter.cur);
