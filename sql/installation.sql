@@ -1,5 +1,14 @@
 -- The pin: which database the tasks belong to. Copies are in test/t/025_copies.pl.
 CREATE EXTENSION taskoutbox;
+-- The relay is there, to say what it reads.
+DO $$
+BEGIN
+	FOR i IN 1 .. 2000 LOOP
+		EXIT WHEN (SELECT every(relay_running) FROM taskoutbox.queue_metrics);
+		PERFORM pg_sleep(0.005);
+	END LOOP;
+END
+$$;
 
 CREATE VIEW pin AS SELECT count(*) AS rows, bool_and(system_identifier = (SELECT system_identifier::text FROM pg_control_system())
 	AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())) AS own FROM taskoutbox.installation_pin;
