@@ -171,9 +171,9 @@ check_replacement(const char *task_type, const char *queue)
 	Datum		values[] = {CStringGetTextDatum(task_type), CStringGetTextDatum(queue)};
 	Oid			caller = GetUserId();
 
-	outbox_each(&plan, RESOLVED
-				"WHERE c.task_type OPERATOR(pg_catalog.=) $1 AND c.queue OPERATOR(pg_catalog.=) $2",
-				2, types, values, check_may_replace, &caller);
+	(void) outbox_for_each(&plan, RESOLVED
+						   "WHERE c.task_type OPERATOR(pg_catalog.=) $1 AND c.queue OPERATOR(pg_catalog.=) $2",
+						   2, types, values, NULL, true, check_may_replace, &caller);
 }
 
 static void
@@ -353,8 +353,8 @@ controllers_read(const char *queue)
 	cache = hash_create("taskoutbox controllers", 64, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	PG_TRY();
 	{
-		outbox_each(&plan, RESOLVED "WHERE c.queue OPERATOR(pg_catalog.=) $1", 1, types, values,
-					cache_add, NULL);
+		(void) outbox_for_each(&plan, RESOLVED "WHERE c.queue OPERATOR(pg_catalog.=) $1",
+							   1, types, values, NULL, true, cache_add, NULL);
 	}
 	PG_CATCH();
 	{
@@ -489,7 +489,7 @@ controllers_want_workers(bool has_changed)
 		return;
 	/* A copy of another database does nothing by itself. */
 	if (database_slot(MyDatabaseId)->pin != PIN_FOREIGN && is_any_registered())
-		outbox_each(&plan, RESOLVED, 0, NULL, NULL, add_pool, &list);
+		(void) outbox_for_each(&plan, RESOLVED, 0, NULL, NULL, NULL, true, add_pool, &list);
 	if (list.is_outdated)
 		bring_up_to_date();
 	pool_want(list.pools, list.n);
@@ -594,6 +594,7 @@ taskoutbox_get_controller_status(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	if (shared)
 		state.nslots = pool_snapshot(&state.slots);
-	outbox_each(&plan, RESOLVED "ORDER BY c.queue, c.task_type", 0, NULL, NULL, put_status, &state);
+	(void) outbox_for_each(&plan, RESOLVED "ORDER BY c.queue, c.task_type",
+						   0, NULL, NULL, NULL, true, put_status, &state);
 	return (Datum) 0;
 }

@@ -188,7 +188,6 @@ OutboxReader *
 outbox_begin_dirty(void)
 {
 	Snapshot	dirty = palloc(sizeof(SnapshotData));
-
 	OutboxReader *reader;
 
 	InitDirtySnapshot(*dirty);
@@ -408,21 +407,6 @@ outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nar
 		elog(ERROR, "could not execute \"%s\"", sql);
 	for (uint64 i = 0; i < SPI_processed; i++)
 		tuplestore_puttuple(rsinfo->setResult, SPI_tuptable->vals[i]);
-	end_as_owner(caller);
-}
-
-void
-outbox_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types, const Datum *values,
-			OutboxCallback callback, void *arg)
-{
-	Caller		caller = begin_as_owner(plan, sql, nargs, types);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-
-	if (SPI_execute_snapshot(*plan, (Datum *) values, NULL, snapshot, InvalidSnapshot, true, false, 0) < 0)
-		elog(ERROR, "could not execute \"%s\"", sql);
-	UnregisterSnapshot(snapshot);
-	for (uint64 i = 0; i < SPI_processed; i++)
-		callback(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, arg);
 	end_as_owner(caller);
 }
 

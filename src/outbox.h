@@ -130,12 +130,6 @@ extern uint64 outbox_execute(SPIPlanPtr *plan, const char *sql, int nargs, const
 extern void outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *sql, int nargs,
 						 const Oid *types, const Datum *values);
 
-/* Run a query like that, and call a function for each row. */
-typedef void (*OutboxCallback) (HeapTuple tuple, TupleDesc desc, void *arg);
-
-extern void outbox_each(SPIPlanPtr *plan, const char *sql, int nargs, const Oid *types,
-						const Datum *values, OutboxCallback callback, void *arg);
-
 /* Bytes that are kept of an error. */
 #define LAST_ERROR_BYTES 1024
 
