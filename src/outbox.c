@@ -285,9 +285,11 @@ outbox_row(OutboxReader *reader)
 	return row;
 }
 
+/* What this transaction deleted since then is gone for it all the same. */
 static bool
 was_there(OutboxReader *reader, int64 id)
 {
+	reader->since->curcid = GetCurrentCommandId(false) + 1;
 	if (reader->since_scan == NULL)
 		reader->since_scan = compat_index_beginscan(reader->rel, reader->index, reader->since, 1);
 	position(reader->since_scan, BTEqualStrategyNumber, F_INT8EQ, id);

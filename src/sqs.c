@@ -767,7 +767,6 @@ sqs_settle(DatabaseSlot *db)
 		(void) outbox_delete_published(accepted.ids, accepted.n);
 		pfree(accepted.ids);
 	}
-	/* After that, so that what we have deleted is gone for it. */
 	if (has_work)
 		dirty = outbox_begin_dirty();
 	dlist_foreach_modify(iter, &batches)
