@@ -46,7 +46,8 @@ typedef struct Backend
 
 	/*
 	 * The relay starts: pass the messages that are out already to lanes_accept.
-	 * The reader shows what is visible; in a transaction.
+	 * The reader shows what is visible; in a transaction. NULL: none that another
+	 * backend has not passed (leases are common to all).
 	 */
 	void		(*start) (DatabaseSlot *db, struct OutboxReader *reader);
 

@@ -582,7 +582,10 @@ take_in(TimestampTz now)
 		due_up_to = now;
 		blocked_read(snapshot);
 		for (int i = 0; backends[i]; i++)
-			backends[i]->start(db, reader);
+		{
+			if (backends[i]->start)
+				backends[i]->start(db, reader);
+		}
 		is_started = true;
 	}
 
@@ -733,6 +736,7 @@ relay_round(void)
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz next = DT_NOEND;
 	uint64		settings_changes;
+	bool		has_changed;
 
 	pgstat_report_activity(STATE_RUNNING, "taking in committed tasks");
 	SetCurrentStatementStartTimestamp();
@@ -742,14 +746,15 @@ relay_round(void)
 	SpinLockAcquire(&db->mutex);
 	settings_changes = db->settings_changes;
 	SpinLockRelease(&db->mutex);
-	if (settings_changes != db->settings_read || !is_started)
+	has_changed = settings_changes != db->settings_read || !is_started;
+	if (has_changed)
 	{
 		queue_read_again();
 		read_pin();
 	}
 	if (settings_generation != queue_generation())
 		set_queues();
-	controllers_want_workers(settings_changes != db->settings_read || !is_started);
+	controllers_want_workers(has_changed);
 	take_in(now);
 	for (int i = 0; backends[i]; i++)
 	{
@@ -827,25 +832,19 @@ may_sleep(bool waiting)
 	return idle && carried.n == 0 && asked_before && !ConfigReloadPending;
 }
 
-/* Some backend waits for messages as a receive does. */
+/*
+ * Some backend waits for messages as a receive does, or enqueue wants to know at
+ * once when a queue is full, or is not any more.
+ */
 static bool
-backends_want_news(void)
+queues_want_news(void)
 {
 	for (int i = 0; i < lane_nqueues; i++)
 	{
-		if (lane_queues[i].backend->wants_news && lane_queues[i].backend->wants_news(&lane_queues[i]))
-			return true;
-	}
-	return false;
-}
+		Queue	   *queue = &lane_queues[i];
 
-/* enqueue wants to know at once when a queue is full, or is not any more. */
-static bool
-queues_are_limited(void)
-{
-	for (int i = 0; i < lane_nqueues; i++)
-	{
-		if (lane_queues[i].settings.max_pending > 0)
+		if (queue->settings.max_pending > 0 ||
+			(queue->backend->wants_news && queue->backend->wants_news(queue)))
 			return true;
 	}
 	return false;
@@ -901,7 +900,7 @@ relay_loop(void)
 		next = relay_round();
 		waiting = answer(&renew);
 
-		if (!may_sleep(waiting || backends_want_news() || queues_are_limited()))
+		if (!may_sleep(waiting || queues_want_news()))
 		{
 			(void) http_work();
 			continue;

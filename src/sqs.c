@@ -680,12 +680,6 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
  * The backend
  */
 
-static void
-sqs_start(DatabaseSlot *db, OutboxReader *reader)
-{
-	/* Leases are common to all backends, and the embedded one has read them. */
-}
-
 /* What the last relay had on its way may have arrived. */
 static void
 adopt(Queue *queue)
@@ -860,12 +854,6 @@ sqs_check(const QueueSettings *settings)
 	destination_check_settings(settings);
 }
 
-static void
-sqs_configure(Queue *queue, const QueueSettings *settings)
-{
-	destination_configure(queue, settings);
-}
-
 static int
 sqs_room(Queue *queue)
 {
@@ -909,8 +897,7 @@ sqs_problem(Queue *queue, Problem *problem)
 const Backend sqs_backend = {
 	.name = "sqs",
 	.check = sqs_check,
-	.configure = sqs_configure,
-	.start = sqs_start,
+	.configure = destination_configure,
 	.settle = sqs_settle,
 	.committed = sqs_committed,
 	.room = sqs_room,
