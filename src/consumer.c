@@ -174,7 +174,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 				 errmsg("max_messages is out of range"),
 				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
 	settings = queue_settings(name);
-	if (settings->url)
+	if (!queue_is_embedded(settings))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),
 				 errmsg("queue \"%s\" is in SQS, not in this database", name),

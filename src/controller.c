@@ -132,13 +132,6 @@ column_oid(HeapTuple tuple, TupleDesc desc, int column)
 	return isnull ? InvalidOid : DatumGetObjectId(value);
 }
 
-/* Only from such a queue can a worker receive. */
-static bool
-is_embedded(const QueueSettings *queue)
-{
-	return strcmp(queue->backend, "embedded") == 0;
-}
-
 /*
  * Registration
  */
@@ -258,7 +251,7 @@ taskoutbox_register_controller(PG_FUNCTION_ARGS)
 				 errmsg("idempotency must be \"atomic\" or \"natural\""),
 				 errhint("Use \"atomic\" for work in this database, \"natural\" for work that may be repeated.")));
 	owner = check_function(function);
-	if (!is_embedded(queue_settings(queue)))
+	if (!queue_is_embedded(queue_settings(queue)))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),
 				 errmsg("queue \"%s\" is published to SQS", queue),
@@ -413,10 +406,10 @@ static void
 add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 {
 	PoolList   *list = arg;
-	const QueueSettings *queues;
-	int			n = queue_list(&queues);
 	char	   *queue = column_text(tuple, desc, RESOLVED_QUEUE);
+	const QueueSettings *settings = queue_find(queue);
 	Oid			role = column_oid(tuple, desc, RESOLVED_ROLE);
+	Pool	   *pool;
 	bool		isnull;
 
 	if (column_text(tuple, desc, RESOLVED_PROBLEM))
@@ -427,19 +420,14 @@ add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 		if (list->pools[i].role == role && strcmp(list->pools[i].queue, queue) == 0)
 			return;
 	}
-	for (int i = 0; i < n; i++)
-	{
-		Pool	   *pool;
-
-		if (strcmp(queues[i].name, queue) != 0 || !is_embedded(&queues[i]))
-			continue;
-		list->pools = list->pools == NULL ? MemoryContextAlloc(list->context, sizeof(Pool)) :
-			repalloc(list->pools, (list->n + 1) * sizeof(Pool));
-		pool = &list->pools[list->n++];
-		pool->role = role;
-		pool->queue = MemoryContextStrdup(list->context, queue);
-		pool->nworkers = queues[i].consumers;
-	}
+	if (settings == NULL || !queue_is_embedded(settings))
+		return;
+	list->pools = list->pools == NULL ? MemoryContextAlloc(list->context, sizeof(Pool)) :
+		repalloc(list->pools, (list->n + 1) * sizeof(Pool));
+	pool = &list->pools[list->n++];
+	pool->role = role;
+	pool->queue = MemoryContextStrdup(list->context, queue);
+	pool->nworkers = settings->consumers;
 }
 
 /* Without a statement: an idle relay without controllers runs none. */
@@ -515,8 +503,7 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 	bool		can_login = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
 	int			found = 0;
 	const char *problem = NULL;
-	const QueueSettings *queues;
-	int			n;
+	const QueueSettings *settings = queue_find(queue);
 
 	if (HeapTupleIsValid(tuple))
 		ReleaseSysCache(tuple);
@@ -549,16 +536,10 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 		return "the relay of this database is not running";
 	if (db->pin == PIN_FOREIGN)
 		return "this database is a copy, and delivers nothing by itself until taskoutbox.confirm()";
-	n = queue_list(&queues);
-	for (int i = 0; i < n; i++)
-	{
-		if (strcmp(queues[i].name, queue) != 0)
-			continue;
-		if (!is_embedded(&queues[i]))
-			return "its queue is published to SQS";
-		if (queues[i].consumers == 0)
-			return "its queue has consumers = 0";
-	}
+	if (settings && !queue_is_embedded(settings))
+		return "its queue is published to SQS";
+	if (settings && settings->consumers == 0)
+		return "its queue has consumers = 0";
 	return found > 0 ? NULL : "there is no free slot for its workers: raise max_worker_processes, and restart the server";
 }
 

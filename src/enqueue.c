@@ -125,7 +125,7 @@ static int64
 window_argument(FunctionCallInfo fcinfo, const QueueSettings *settings)
 {
 	/* In SQS an id is taken from the sending on, which is a bit later. */
-	int64		lead = settings->url ? DEDUPLICATION_MARGIN + DEDUPLICATION_LEAD : 0;
+	int64		lead = queue_is_embedded(settings) ? 0 : DEDUPLICATION_MARGIN + DEDUPLICATION_LEAD;
 
 	if (PG_ARGISNULL(ARG_DEDUPLICATION_WINDOW))
 		return settings->deduplication_window + lead;

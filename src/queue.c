@@ -11,12 +11,15 @@
 #include "taskoutbox.h"
 #include "queue.h"
 
+#include <math.h>
+
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
+#include "common/pg_prng.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -299,7 +302,7 @@ unknown_queue(const char *name)
 }
 
 const QueueSettings *
-queue_settings(const char *name)
+queue_find(const char *name)
 {
 	if (cached_generation != generation)
 		load();
@@ -308,7 +311,17 @@ queue_settings(const char *name)
 		if (strcmp(cache[i].name, name) == 0)
 			return &cache[i];
 	}
-	unknown_queue(name);
+	return NULL;
+}
+
+const QueueSettings *
+queue_settings(const char *name)
+{
+	const QueueSettings *queue = queue_find(name);
+
+	if (queue == NULL)
+		unknown_queue(name);
+	return queue;
 }
 
 int
@@ -318,6 +331,20 @@ queue_list(const QueueSettings **list)
 		load();
 	*list = cache;
 	return ncached;
+}
+
+bool
+queue_is_embedded(const QueueSettings *queue)
+{
+	return strcmp(queue->backend, embedded_backend.name) == 0;
+}
+
+int64
+queue_retry_delay(const QueueSettings *queue, int failures)
+{
+	double		limit = queue->retry_base * pow(2, Min(failures, 30));
+
+	return pg_prng_double(&pg_global_prng_state) * Min(limit, queue->retry_cap);
 }
 
 uint64
@@ -514,6 +541,7 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 	char		nulls[lengthof(types)];
 	StringInfoData columns;
 	StringInfoData parameters;
+	const QueueSettings *existing;
 
 	PreventCommandIfReadOnly("taskoutbox.create_queue()");
 	initStringInfo(&columns);
@@ -529,15 +557,11 @@ taskoutbox_create_queue(PG_FUNCTION_ARGS)
 
 	/* Two sessions that create queues at the same time see each other's. */
 	LockRelationOid(queue_relid(), ShareRowExclusiveLock);
-	if (cached_generation != generation)
-		load();
-	for (int i = 0; i < ncached; i++)
-	{
-		if (strcmp(cache[i].name, name) == 0 && !cache[i].is_built_in)
-			ereport(ERROR,
-					(errcode(ERRCODE_TASKOUTBOX_QUEUE_EXISTS),
-					 errmsg("queue \"%s\" exists already", name)));
-	}
+	existing = queue_find(name);
+	if (existing && !existing->is_built_in)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_QUEUE_EXISTS),
+				 errmsg("queue \"%s\" exists already", name)));
 	settings_parameters(&queue, &fcinfo->args[1], types, values, nulls);
 	(void) outbox_execute(&plan,
 						  psprintf("INSERT INTO taskoutbox.queue (name%s) VALUES ($1%s)",
@@ -557,12 +581,6 @@ store_default(const char *name)
 							  "INSERT INTO taskoutbox.queue (name) VALUES ('default') "
 							  "ON CONFLICT (name) DO NOTHING",
 							  0, NULL, NULL, NULL, true, NULL);
-}
-
-static bool
-differs(const char *a, const char *b)
-{
-	return a && b ? strcmp(a, b) != 0 : a != b;
 }
 
 Datum
@@ -597,7 +615,7 @@ taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 	apply_settings(&queue, arguments);
 
 	/* What may have arrived in one place must not be sent to another. */
-	if ((differs(before.backend, queue.backend) || differs(before.url, queue.url)) && shared &&
+	if ((!same_text(before.backend, queue.backend) || !same_text(before.url, queue.url)) && shared &&
 		!lease_close_queue(outbox_relid(), queue.key))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_IN_FLIGHT),

@@ -63,13 +63,25 @@ extern void queue_init(void);
 
 /*
  * Settings of a queue: those of its row, or the built-in ones of the queue
- * "default" when it has none. Valid until the next call of a function of this
- * file. Error TO005 when there is no such queue.
+ * "default" when it has none. Valid until settings are asked for again. Error
+ * TO005 when there is no such queue.
  */
 extern const QueueSettings *queue_settings(const char *name);
 
+/* The same, or NULL when there is no such queue. */
+extern const QueueSettings *queue_find(const char *name);
+
 /* All queues of this database, "default" included; their number. */
 extern int	queue_list(const QueueSettings **list);
+
+/* Are its messages in this database? */
+extern bool queue_is_embedded(const QueueSettings *queue);
+
+/*
+ * A random time (microseconds) up to retry_base, doubled after each failure up to
+ * retry_cap.
+ */
+extern int64 queue_retry_delay(const QueueSettings *queue, int failures);
 
 /* A number that changes whenever a setting may have changed. */
 extern uint64 queue_generation(void);

@@ -115,7 +115,7 @@ static void
 lane_back_off(Lane *lane, TimestampTz now)
 {
 	lane->queue->slot->retried++;
-	lane_wait(lane, now + destination_backoff(destination_of(lane->queue), lane->attempts));
+	lane_wait(lane, now + queue_retry_delay(&lane->queue->settings, lane->attempts));
 	lane->attempts = Min(lane->attempts + 1, 30);
 }
 

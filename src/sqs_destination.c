@@ -16,9 +16,6 @@
 #include "taskoutbox.h"
 #include "sqs_destination.h"
 
-#include <math.h>
-
-#include "common/pg_prng.h"
 #include "storage/lwlock.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -150,14 +147,6 @@ circuit_close(Destination *destination)
 	destination->nfaults = 0;
 }
 
-int64
-destination_backoff(const Destination *destination, int failures)
-{
-	double		limit = destination->queue->settings.retry_base * pow(2, Min(failures, 30));
-
-	return pg_prng_double(&pg_global_prng_state) * Min(limit, destination->queue->settings.retry_cap);
-}
-
 static void
 circuit_back_off(Destination *destination, TimestampTz now, int64 at_least, const char *remedy, const char *reason)
 {
@@ -165,7 +154,7 @@ circuit_back_off(Destination *destination, TimestampTz now, int64 at_least, cons
 	if (destination->is_open && destination->next_try > now)
 		destination->next_try = Max(destination->next_try, now + at_least);
 	else
-		circuit_open(destination, now + Max(at_least, destination_backoff(destination, destination->failures)),
+		circuit_open(destination, now + Max(at_least, queue_retry_delay(&destination->queue->settings, destination->failures)),
 					 remedy, reason);
 }
 
@@ -173,12 +162,6 @@ Destination *
 destination_of(const Queue *queue)
 {
 	return queue->own;
-}
-
-static bool
-same(const char *a, const char *b)
-{
-	return a && b ? strcmp(a, b) == 0 : a == b;
 }
 
 void
@@ -200,8 +183,8 @@ destination_configure(Queue *queue, const QueueSettings *settings)
 		destination->context = AllocSetContextCreate(TopMemoryContext, "taskoutbox destination",
 													 ALLOCSET_SMALL_SIZES);
 	}
-	else if (same(destination->url, settings->url) && same(destination->endpoint, origin) &&
-			 same(destination->sigv4, sigv4))
+	else if (same_text(destination->url, settings->url) && same_text(destination->endpoint, origin) &&
+			 same_text(destination->sigv4, sigv4))
 	{
 		/* Something else was changed: perhaps what it takes to be all right. */
 		free(origin);
@@ -566,7 +549,7 @@ look_at_queue(Destination *destination, TimestampTz now)
 		return;
 	}
 
-	if (!same(json_text(attributes, "FifoQueue"), "true"))
+	if (!same_text(json_text(attributes, "FifoQueue"), "true"))
 	{
 		destination->is_known = false;
 		circuit_back_off(destination, now, 0, "Pass the url of a FIFO queue to alter_queue.",
@@ -590,7 +573,7 @@ look_at_queue(Destination *destination, TimestampTz now)
 		destination->is_known = true;
 		circuit_close(destination);
 	}
-	if (!same(arn, destination->arn_of_dead_letters))
+	if (!same_text(arn, destination->arn_of_dead_letters))
 	{
 		destination->arn_of_dead_letters = arn ? MemoryContextStrdup(destination->context, arn) : NULL;
 		destination->url_of_dead_letters = NULL;

@@ -128,9 +128,6 @@ extern void destination_success(Destination *destination, TimestampTz started_at
 extern bool destination_blames_message(Destination *destination, uint64 group, const char *code,
 									   TimestampTz now);
 
-/* A random time up to retry_base, doubled after each failure up to retry_cap. */
-extern int64 destination_backoff(const Destination *destination, int failures);
-
 /* Printable ASCII of a peer's text; the result is to. */
 extern char *printable(char *to, size_t size, const char *text);
 

@@ -111,7 +111,7 @@ taskoutbox_redrive(PG_FUNCTION_ARGS)
 	/* With the lock, the queue cannot be dropped. */
 	LockRelationOid(outbox_relid(), RowExclusiveLock);
 	settings = queue_settings(queue);
-	if (settings->url && PG_ARGISNULL(1))
+	if (!queue_is_embedded(settings) && PG_ARGISNULL(1))
 		queue_redrive_at_commit(settings->key);
 
 	/* Sorted before the ids are drawn. */
@@ -171,7 +171,7 @@ taskoutbox_retry_now(PG_FUNCTION_ARGS)
 		PG_RETURN_INT64(0);
 
 	/* The relay knows, and can only try the queue as a whole. */
-	if (settings->url)
+	if (!queue_is_embedded(settings))
 	{
 		QueueSlot  *slot = queue_slot(db, queue);
 

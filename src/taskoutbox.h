@@ -37,6 +37,13 @@
 #define ERRCODE_TASKOUTBOX_NOT_HERE			MAKE_SQLSTATE('T','O','0','1','9')
 #define ERRCODE_TASKOUTBOX_NO_CONTROLLER	MAKE_SQLSTATE('T','O','0','2','0')
 
+/* Both are NULL, or they say the same. */
+static inline bool
+same_text(const char *a, const char *b)
+{
+	return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
 /*
  * Settings (taskoutbox.c). The sizes are fixed when the server starts.
  */

@@ -22,7 +22,6 @@
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
-#include "common/pg_prng.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -270,19 +269,6 @@ commit(int from, int to)
  * Failures
  */
 
-/* Exponential, with full jitter. The last receive needs no wait. */
-static int64
-back_off(const Task *task)
-{
-	int64		delay = settings.retry_base;
-
-	if (task->receive_count + 1 >= settings.max_receive_count)
-		return 0;
-	for (int i = 0; i < task->receive_count && delay < settings.retry_cap; i++)
-		delay *= 2;
-	return (int64) (pg_prng_double(&pg_global_prng_state) * Min(delay, settings.retry_cap));
-}
-
 /* Say and write down why a task failed, and when it comes back; in no transaction. */
 static void
 record_failure(Task *task)
@@ -301,7 +287,10 @@ record_failure(Task *task)
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(batch_context);
 
-	retry_at = GetCurrentTimestamp() + back_off(task);
+	retry_at = GetCurrentTimestamp();
+	/* The last receive needs no wait. */
+	if (task->receive_count + 1 < settings.max_receive_count)
+		retry_at += queue_retry_delay(&settings, task->receive_count);
 	(void) lease_change(outbox, &task->receipt, retry_at, true);
 	task->state = TASK_AWAY;
 	retries[nretries++ % RETRIES_MAX] = retry_at;
@@ -662,19 +651,13 @@ is_there(void)
 static bool
 read_settings(void)
 {
-	const QueueSettings *queues;
-	int			n = queue_list(&queues);
+	const QueueSettings *found = queue_find(slot->queue_name);
 
-	for (int i = 0; i < n; i++)
-	{
-		if (strcmp(queues[i].name, slot->queue_name) == 0)
-		{
-			settings = queues[i];
-			settings.name = slot->queue_name;
-			return true;
-		}
-	}
-	return false;
+	if (found == NULL)
+		return false;
+	settings = *found;
+	settings.name = slot->queue_name;
+	return true;
 }
 
 static void
