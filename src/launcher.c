@@ -44,17 +44,11 @@
 #include "lease.h"
 #include "pool.h"
 
-/* A start that is not seen through by then is tried again. */
-#define START_TIMEOUT (30 * USECS_PER_SEC)
-
 /* Delays after errors: 1 s, doubled each time, up to 60 s. */
 #define DELAY_MAX_SECONDS 60
 
-/* A relay without an error for this long has recovered. */
+/* A process without an error for this long has recovered. */
 #define HEALTHY_AFTER (5 * 60 * USECS_PER_SEC)
-
-/* With too few worker slots, look again after this. */
-#define NO_WORKER_RETRY (5 * USECS_PER_SEC)
 
 /* So many relays may be starting at the same time. */
 #define STARTING_MAX 4
@@ -261,10 +255,10 @@ relay_slot_leave(int code, Datum arg)
 {
 	DatabaseSlot *db = claimed;
 	TimestampTz now = GetCurrentTimestamp();
-	bool		is_healthy;
+	int64		ran_for;
 
 	SpinLockAcquire(&db->mutex);
-	is_healthy = db->state == RELAY_RUNNING && now - db->since > HEALTHY_AFTER;
+	ran_for = db->state == RELAY_RUNNING ? now - db->since : 0;
 	db->relay_latch = NULL;
 	db->relay_pid = 0;
 	db->since = db->restart_at = now;
@@ -272,11 +266,7 @@ relay_slot_leave(int code, Datum arg)
 	{
 		/* One that could not even connect failed, too. */
 		if (claimed_failed || db->state == RELAY_STARTING)
-		{
-			db->failures = is_healthy ? 1 : db->failures + 1;
-			db->restart_at += USECS_PER_SEC *
-				Min(DELAY_MAX_SECONDS, 1 << Min(db->failures - 1, 10));
-		}
+			db->restart_at += launcher_count_failure(&db->failures, ran_for);
 		db->state = RELAY_STOPPED;
 	}
 	SpinLockRelease(&db->mutex);
@@ -420,8 +410,8 @@ collect_probes(void)
 		add_probe(probes[i]);
 }
 
-static bool
-start_relay(DatabaseSlot *db)
+bool
+launcher_start(const char *kind, const char *function, int index, Oid dboid, bool *is_reported)
 {
 	BackgroundWorker worker = {0};
 
@@ -429,25 +419,32 @@ start_relay(DatabaseSlot *db)
 	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_notify_pid = MyProcPid;
-	worker.bgw_main_arg = Int32GetDatum(db - shared->databases);
+	worker.bgw_main_arg = Int32GetDatum(index);
 	strlcpy(worker.bgw_library_name, "taskoutbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "taskoutbox_relay_main", sizeof(worker.bgw_function_name));
-	snprintf(worker.bgw_name, sizeof(worker.bgw_name), "taskoutbox relay of database %u", db->dboid);
-	strlcpy(worker.bgw_type, "taskoutbox relay", sizeof(worker.bgw_type));
+	strlcpy(worker.bgw_function_name, function, sizeof(worker.bgw_function_name));
+	snprintf(worker.bgw_name, sizeof(worker.bgw_name), "taskoutbox %s of database %u", kind, dboid);
+	snprintf(worker.bgw_type, sizeof(worker.bgw_type), "taskoutbox %s", kind);
 
 	if (RegisterDynamicBackgroundWorker(&worker, NULL))
 	{
-		no_worker_reported = false;
+		*is_reported = false;
 		return true;
 	}
-	if (!no_worker_reported)
+	if (!*is_reported)
 		ereport(LOG,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("taskoutbox launcher: no free background worker slot for the relay of database %u",
-						db->dboid),
+				 errmsg("taskoutbox launcher: no free background worker slot for a %s of database %u",
+						kind, dboid),
 				 errhint("Raise max_worker_processes; it takes effect at a server restart.")));
-	no_worker_reported = true;
+	*is_reported = true;
 	return false;
+}
+
+int64
+launcher_count_failure(int *failures, int64 ran_for)
+{
+	*failures = ran_for > HEALTHY_AFTER ? 1 : *failures + 1;
+	return USECS_PER_SEC * Min(DELAY_MAX_SECONDS, 1 << Min(*failures - 1, 10));
 }
 
 /* Make a slot be about a database, as good as new. */
@@ -557,7 +554,7 @@ start_relays(void)
 		SpinLockRelease(&db->mutex);
 		starting++;
 
-		if (!start_relay(db))
+		if (!launcher_start("relay", "taskoutbox_relay_main", i, db->dboid, &no_worker_reported))
 		{
 			SpinLockAcquire(&db->mutex);
 			db->state = RELAY_STOPPED;

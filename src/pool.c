@@ -19,23 +19,17 @@
 #include <signal.h>
 
 #include "miscadmin.h"
-#include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/timestamp.h"
 
 #include "in_hand.h"
+#include "launcher.h"
 #include "outbox.h"
 #include "shared.h"
 
 #define TRANCHE_NAME "taskoutbox workers"
-
-/* As for relays (launcher.c). */
-#define START_TIMEOUT (30 * USECS_PER_SEC)
-#define DELAY_MAX_SECONDS 60
-#define HEALTHY_AFTER (5 * 60 * USECS_PER_SEC)
-#define NO_WORKER_RETRY (5 * USECS_PER_SEC)
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -196,39 +190,10 @@ is_startable(const WorkerSlot *slot)
 		db->hold_until <= GetCurrentTimestamp();
 }
 
-static bool
-start_worker(int index, Oid dboid)
-{
-	static bool no_worker_reported = false;
-	BackgroundWorker worker = {0};
-
-	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	worker.bgw_restart_time = BGW_NEVER_RESTART;
-	worker.bgw_notify_pid = MyProcPid;
-	worker.bgw_main_arg = Int32GetDatum(index);
-	strlcpy(worker.bgw_library_name, "taskoutbox", sizeof(worker.bgw_library_name));
-	strlcpy(worker.bgw_function_name, "taskoutbox_worker_main", sizeof(worker.bgw_function_name));
-	snprintf(worker.bgw_name, sizeof(worker.bgw_name), "taskoutbox consumer of database %u", dboid);
-	strlcpy(worker.bgw_type, "taskoutbox consumer", sizeof(worker.bgw_type));
-
-	if (RegisterDynamicBackgroundWorker(&worker, NULL))
-	{
-		no_worker_reported = false;
-		return true;
-	}
-	if (!no_worker_reported)
-		ereport(LOG,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("taskoutbox launcher: no free background worker slot for a consumer of database %u", dboid),
-				 errhint("Raise max_worker_processes; it takes effect at a server restart.")));
-	no_worker_reported = true;
-	return false;
-}
-
 void
 pool_start_workers(void)
 {
+	static bool no_worker_reported = false;
 	TimestampTz now = GetCurrentTimestamp();
 
 	for (int i = 0; i < max_worker_processes; i++)
@@ -251,7 +216,8 @@ pool_start_workers(void)
 		dboid = slot->dboid;
 		LWLockRelease(lock);
 
-		if (is_due && !start_worker(i, dboid))
+		if (is_due &&
+			!launcher_start("consumer", "taskoutbox_worker_main", i, dboid, &no_worker_reported))
 		{
 			LWLockAcquire(lock, LW_EXCLUSIVE);
 			slot->state = WORKER_STOPPED;
@@ -314,21 +280,17 @@ pool_leave(int code, Datum arg)
 	TimestampTz now = GetCurrentTimestamp();
 	Receipt		handed[HANDED_MAX];
 	int			nhanded = 0;
-	bool		is_healthy;
+	int64		ran_for;
 
 	LWLockAcquire(lock, LW_EXCLUSIVE);
-	is_healthy = slot->state == WORKER_RUNNING && now - slot->since > HEALTHY_AFTER;
+	ran_for = slot->state == WORKER_RUNNING ? now - slot->since : 0;
 	slot->pid = 0;
 	slot->latch = NULL;
 	slot->task = 0;
 	slot->restart_at = now;
 	/* One that could not even connect failed, too. */
 	if (claimed_failed || slot->state == WORKER_STARTING)
-	{
-		slot->failures = is_healthy ? 1 : slot->failures + 1;
-		slot->restart_at += USECS_PER_SEC *
-			Min(DELAY_MAX_SECONDS, 1 << Min(slot->failures - 1, 10));
-	}
+		slot->restart_at += launcher_count_failure(&slot->failures, ran_for);
 	slot->since = now;
 	slot->state = WORKER_STOPPED;
 	nhanded = slot->nhanded;
