@@ -14,6 +14,7 @@
 
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
@@ -22,6 +23,7 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "ask.h"
@@ -68,6 +70,13 @@ static Datum
 detoasted(TupleTableSlot *slot, int column)
 {
 	return PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]));
+}
+
+Oid
+message_type(void)
+{
+	return GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("message"),
+						   ObjectIdGetDatum(get_namespace_oid(TASKOUTBOX_SCHEMA, false)));
 }
 
 bool

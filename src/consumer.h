@@ -30,6 +30,9 @@ enum
 	MESSAGE_COLUMNS = MESSAGE_UID
 };
 
+/* The type message. */
+extern Oid	message_type(void);
+
 /*
  * Find the row of a message that was taken, with a dirty reader; false when it is
  * gone, changed by someone just now, or of another queue than was asked for.

@@ -40,6 +40,7 @@
 #include "utils/timestamp.h"
 
 #include "check.h"
+#include "consumer.h"
 #include "outbox.h"
 #include "pool.h"
 #include "queue.h"
@@ -132,6 +133,25 @@ column_oid(HeapTuple tuple, TupleDesc desc, int column)
 	return isnull ? InvalidOid : DatumGetObjectId(value);
 }
 
+/* What a session of a role needs, for a worker. */
+static bool
+may_log_in(Oid role)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
+	bool		can_login = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	return can_login || !COMPAT_ROLE_NEEDS_LOGIN;
+}
+
+static bool
+may_connect(Oid role)
+{
+	return superuser_arg(role) ||
+		compat_database_aclcheck(MyDatabaseId, role, ACL_CONNECT) == ACLCHECK_OK;
+}
+
 /*
  * Registration
  */
@@ -187,10 +207,6 @@ check_function(Oid function)
 	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 	Form_pg_proc proc;
 	Oid			owner;
-	Oid			message = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("message"),
-										  ObjectIdGetDatum(get_namespace_oid(TASKOUTBOX_SCHEMA, false)));
-	HeapTuple	role;
-	bool		can_login;
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
@@ -204,24 +220,20 @@ check_function(Oid function)
 	if (proc->proretset)
 		bad_function(function, "It returns a set.");
 	if (proc->pronargs != 1 ||
-		(proc->proargtypes.values[0] != JSONBOID && proc->proargtypes.values[0] != message))
+		(proc->proargtypes.values[0] != JSONBOID && proc->proargtypes.values[0] != message_type()))
 		bad_function(function, "It has other arguments.");
 	if (isAnyTempNamespace(proc->pronamespace))
 		bad_function(function, "It is temporary, so no other session has it.");
 	owner = proc->proowner;
 	ReleaseSysCache(tuple);
 
-	role = SearchSysCache1(AUTHOID, ObjectIdGetDatum(owner));
-	can_login = HeapTupleIsValid(role) && ((Form_pg_authid) GETSTRUCT(role))->rolcanlogin;
-	if (HeapTupleIsValid(role))
-		ReleaseSysCache(role);
-	if (COMPAT_ROLE_NEEDS_LOGIN && !can_login)
+	if (!may_log_in(owner))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_AUTHORIZATION_SPECIFICATION),
 				 errmsg("role \"%s\" is not permitted to log in", GetUserNameFromId(owner, false)),
 				 errdetail("A controller runs in a session of the role that owns it, which before PostgreSQL 17 has to be one that may log in."),
 				 errhint("Run ALTER ROLE ... LOGIN, which needs no password, or let another role own the function.")));
-	if (!superuser_arg(owner) && compat_database_aclcheck(MyDatabaseId, owner, ACL_CONNECT) != ACLCHECK_OK)
+	if (!may_connect(owner))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("role \"%s\" is not permitted to connect to this database", GetUserNameFromId(owner, false)),
@@ -499,14 +511,10 @@ static const char *
 worker_problem(const StatusState *state, Oid role, const char *queue, int *running)
 {
 	DatabaseSlot *db = database_slot(MyDatabaseId);
-	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
-	bool		can_login = HeapTupleIsValid(tuple) && ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
 	int			found = 0;
 	const char *problem = NULL;
 	const QueueSettings *settings = queue_find(queue);
 
-	if (HeapTupleIsValid(tuple))
-		ReleaseSysCache(tuple);
 	*running = 0;
 	for (int i = 0; i < state->nslots; i++)
 	{
@@ -522,9 +530,9 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 			problem = psprintf("its worker failed, and is started again at %s; the server's log says why",
 							   timestamptz_to_str(slot->restart_at));
 	}
-	if (COMPAT_ROLE_NEEDS_LOGIN && !can_login)
+	if (!may_log_in(role))
 		return "the role is not permitted to log in";
-	if (!superuser_arg(role) && compat_database_aclcheck(MyDatabaseId, role, ACL_CONNECT) != ACLCHECK_OK)
+	if (!may_connect(role))
 		return "the role is not permitted to connect to this database";
 	if (problem)
 		return problem;

@@ -21,7 +21,6 @@
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
-#include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -37,7 +36,6 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
@@ -663,11 +661,9 @@ read_settings(void)
 static void
 read_message_type(void)
 {
-	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("message"),
-									   ObjectIdGetDatum(get_namespace_oid(TASKOUTBOX_SCHEMA, false)));
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 
-	message_desc = BlessTupleDesc(lookup_rowtype_tupdesc_copy(type, -1));
+	message_desc = BlessTupleDesc(lookup_rowtype_tupdesc_copy(message_type(), -1));
 	MemoryContextSwitchTo(old);
 }
 
