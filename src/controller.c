@@ -15,8 +15,6 @@
 #include "controller.h"
 
 #include "access/htup_details.h"
-#include "access/table.h"
-#include "access/tableam.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_authid.h"
@@ -24,7 +22,6 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
-#include "executor/tuptable.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
@@ -35,7 +32,6 @@
 #include "utils/memutils.h"
 #include "utils/regproc.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
@@ -45,6 +41,7 @@
 #include "pool.h"
 #include "queue.h"
 #include "shared.h"
+#include "small_table.h"
 
 PG_FUNCTION_INFO_V1(taskoutbox_register_controller);
 PG_FUNCTION_INFO_V1(taskoutbox_unregister_controller);
@@ -446,17 +443,10 @@ add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 static bool
 is_any_registered(void)
 {
-	Relation	rel = table_open(outbox_sibling_relid("controller"), AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
-	bool		found = table_scan_getnextslot(scan, ForwardScanDirection, slot);
+	SmallTable	table = small_table_begin("controller");
+	bool		found = small_table_next(&table);
 
-	table_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
-
+	small_table_end(&table);
 	return found;
 }
 

@@ -16,19 +16,17 @@
 #include "taskoutbox.h"
 #include "installation.h"
 
-#include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "outbox.h"
 #include "shared.h"
+#include "small_table.h"
 
 /* Columns of the tables. */
 enum
@@ -54,55 +52,15 @@ system_identifier(void)
 	return psprintf(UINT64_FORMAT, GetSystemIdentifier());
 }
 
-/* Small tables, as they are at this moment. */
-typedef struct Reader
-{
-	Relation	rel;
-	Snapshot	snapshot;
-	TupleTableSlot *slot;
-	TableScanDesc scan;
-} Reader;
-
-static Reader
-begin(const char *table)
-{
-	Reader		reader;
-
-	reader.rel = table_open(outbox_sibling_relid(table), AccessShareLock);
-	reader.snapshot = RegisterSnapshot(GetLatestSnapshot());
-	reader.slot = table_slot_create(reader.rel, NULL);
-	reader.scan = table_beginscan(reader.rel, reader.snapshot, 0, NULL);
-	return reader;
-}
-
-/* The next row's values, or NULL. */
-static Datum *
-next(Reader *reader)
-{
-	if (!table_scan_getnextslot(reader->scan, ForwardScanDirection, reader->slot))
-		return NULL;
-	slot_getallattrs(reader->slot);
-	return reader->slot->tts_values;
-}
-
-static void
-end(Reader *reader)
-{
-	table_endscan(reader->scan);
-	ExecDropSingleTupleTableSlot(reader->slot);
-	UnregisterSnapshot(reader->snapshot);
-	table_close(reader->rel, AccessShareLock);
-}
-
 InstallationPin
 installation_read_pin(void)
 {
-	Reader		reader = begin("installation_pin");
+	SmallTable	table = small_table_begin("installation_pin");
+	const Datum *values = table.slot->tts_values;
 	const char *own = system_identifier();
 	InstallationPin pin = PIN_NONE;
-	Datum	   *values;
 
-	while ((values = next(&reader)) != NULL)
+	while (small_table_next(&table))
 	{
 		if (strcmp(TextDatumGetCString(values[PIN_SYSTEM_IDENTIFIER - 1]), own) != 0 ||
 			DatumGetObjectId(values[PIN_DATABASE_OID - 1]) != MyDatabaseId)
@@ -110,7 +68,7 @@ installation_read_pin(void)
 		else if (pin == PIN_NONE)
 			pin = PIN_OWN;
 	}
-	end(&reader);
+	small_table_end(&table);
 
 	return pin;
 }
@@ -118,12 +76,12 @@ installation_read_pin(void)
 pg_uuid_t
 installation_read_id(void)
 {
-	Reader		reader = begin("installation");
+	SmallTable	table = small_table_begin("installation");
+	const Datum *values = table.slot->tts_values;
 	TimestampTz oldest = DT_NOEND;
 	pg_uuid_t	uuid = {{0}};
-	Datum	   *values;
 
-	while ((values = next(&reader)) != NULL)
+	while (small_table_next(&table))
 	{
 		TimestampTz created_at = DatumGetTimestampTz(values[INSTALLATION_CREATED_AT - 1]);
 
@@ -132,7 +90,7 @@ installation_read_id(void)
 		oldest = created_at;
 		uuid = *DatumGetUUIDP(values[INSTALLATION_ID - 1]);
 	}
-	end(&reader);
+	small_table_end(&table);
 
 	return uuid;
 }

@@ -14,8 +14,6 @@
 #include <math.h>
 
 #include "access/htup_details.h"
-#include "access/table.h"
-#include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -29,7 +27,6 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 
 #include "backend.h"
 #include "check.h"
@@ -37,6 +34,7 @@
 #include "lease.h"
 #include "outbox.h"
 #include "shared.h"
+#include "small_table.h"
 
 /*
  * The settings, in the order in which the table queue and create_queue have them;
@@ -220,11 +218,7 @@ cache_add(const char *name)
 static void
 load(void)
 {
-	Oid			relid = queue_relid();
-	Relation	rel;
-	Snapshot	snapshot;
-	TableScanDesc scan;
-	TupleTableSlot *slot;
+	SmallTable	table;
 	bool		has_default = false;
 	int			size = 8;
 	uint64		seen;
@@ -239,17 +233,14 @@ load(void)
 	ncached = 0;
 	cache = MemoryContextAlloc(cache_context, size * sizeof(QueueSettings));
 
-	rel = table_open(relid, AccessShareLock);
 	/* From here on a change makes what we read invalid. */
-	cached_relid = relid;
+	cached_relid = queue_relid();
 	seen = generation;
 
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	slot = table_slot_create(rel, NULL);
-	scan = table_beginscan(rel, snapshot, 0, NULL);
-	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	table = small_table_begin("queue");
+	while (small_table_next(&table))
 	{
-		Datum	   *values = slot->tts_values;
+		const Datum *values = table.slot->tts_values;
 		QueueSettings *queue;
 
 		if (ncached + 1 == size)
@@ -257,7 +248,6 @@ load(void)
 			size *= 2;
 			cache = repalloc(cache, size * sizeof(QueueSettings));
 		}
-		slot_getallattrs(slot);
 		queue = cache_add(TextDatumGetCString(values[QUEUE_NAME - 1]));
 		for (int i = 0; i < lengthof(settings); i++)
 		{
@@ -265,17 +255,14 @@ load(void)
 
 			if (!is_text(&settings[i]))
 				*number_of(queue, &settings[i]) = setting_value(&settings[i], value);
-			else if (!slot->tts_isnull[QUEUE_SETTINGS + i - 1])
+			else if (!table.slot->tts_isnull[QUEUE_SETTINGS + i - 1])
 				*text_of(queue, &settings[i]) = MemoryContextStrdup(cache_context, TextDatumGetCString(value));
 		}
 		queue->is_paused = DatumGetBool(values[QUEUE_PAUSED - 1]);
 		if (strcmp(queue->name, TASKOUTBOX_DEFAULT_QUEUE) == 0)
 			has_default = true;
 	}
-	table_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
+	small_table_end(&table);
 
 	if (!has_default)
 	{
