@@ -29,9 +29,6 @@
 #include "outbox.h"
 #include "shared.h"
 
-/* How many expired entries the relay forgets in one transaction. */
-#define PURGE_BATCH 1000
-
 /* Duplicates of the statement that runs, and how deep we are in statements. */
 static int64 nduplicates = 0;
 static int64 first_task = 0;

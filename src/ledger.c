@@ -32,9 +32,6 @@
 #include "outbox.h"
 #include "queue.h"
 
-/* How many rows the relay forgets in one transaction. */
-#define PURGE_BATCH 1000
-
 /* Under this name the ids stand that controllers handled; claim refuses it. */
 #define CONTROLLERS RESERVED_PREFIX "controllers"
 
@@ -56,6 +53,24 @@ task_uid(int64 first_id, TimestampTz enqueued_at)
 	return installation_task_uid(&uuid, first_id, enqueued_at);
 }
 
+/* Is there such a row, by the first columns of an index? Without a statement. */
+static bool
+exists(Relation rel, Oid index_relid, ScanKeyData *keys, int nkeys)
+{
+	Relation	index = index_open(index_relid, AccessShareLock);
+	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, nkeys);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	bool		found;
+
+	index_rescan(scan, keys, nkeys, NULL, 0);
+	found = index_getnext_slot(scan, ForwardScanDirection, slot);
+	ExecDropSingleTupleTableSlot(slot);
+	index_endscan(scan);
+	index_close(index, AccessShareLock);
+
+	return found;
+}
+
 /*
  * For one session at a time this is as good as an INSERT ... ON CONFLICT, and much
  * cheaper. When two enter the same id at the same moment, which takes a copy of a
@@ -65,9 +80,6 @@ bool
 ledger_enter(const char *uid)
 {
 	Relation	rel = table_open(outbox_sibling_relid("ledger"), RowExclusiveLock);
-	Relation	index = index_open(compat_RelationGetPrimaryKeyIndex(rel), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, 2);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	Datum		values[] = {CStringGetTextDatum(CONTROLLERS), CStringGetTextDatum(uid),
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
@@ -78,12 +90,7 @@ ledger_enter(const char *uid)
 	for (int i = 0; i < lengthof(keys); i++)
 		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber, InvalidOid,
 							   C_COLLATION_OID, F_TEXTEQ, values[i]);
-	index_rescan(scan, keys, lengthof(keys), NULL, 0);
-	is_new = !index_getnext_slot(scan, ForwardScanDirection, slot);
-	ExecDropSingleTupleTableSlot(slot);
-	index_endscan(scan);
-	index_close(index, AccessShareLock);
-
+	is_new = !exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
 	if (is_new)
 		outbox_insert_row(rel, values, nulls, lengthof(values));
 	table_close(rel, NoLock);
@@ -112,23 +119,16 @@ taskoutbox_claim(PG_FUNCTION_ARGS)
 								  lengthof(values), types, values, NULL, false, NULL) > 0);
 }
 
-/* Without a statement: mostly there is nothing to forget. */
+/* Mostly there is nothing to forget. */
 static bool
 has_rows_before(TimestampTz time)
 {
 	Relation	rel = table_open(outbox_sibling_relid("ledger"), AccessShareLock);
-	Relation	index = index_open(outbox_sibling_relid("ledger_claimed_at_idx"), AccessShareLock);
-	IndexScanDesc scan = compat_index_beginscan(rel, index, SnapshotSelf, 1);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ScanKeyData key;
 	bool		found;
 
 	ScanKeyInit(&key, 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE, TimestampTzGetDatum(time));
-	index_rescan(scan, &key, 1, NULL, 0);
-	found = index_getnext_slot(scan, ForwardScanDirection, slot);
-	ExecDropSingleTupleTableSlot(slot);
-	index_endscan(scan);
-	index_close(index, AccessShareLock);
+	found = exists(rel, outbox_sibling_relid("ledger_claimed_at_idx"), &key, 1);
 	table_close(rel, AccessShareLock);
 
 	return found;

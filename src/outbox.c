@@ -533,7 +533,7 @@ outbox_forget_letters(const char *queue, TimestampTz before)
 	static SPIPlanPtr plan = NULL;
 	Oid			types[] = {TEXTOID, TIMESTAMPTZOID, INT4OID};
 	Datum		values[] = {CStringGetTextDatum(queue), TimestampTzGetDatum(before),
-		Int32GetDatum(FORGET_BATCH)
+		Int32GetDatum(PURGE_BATCH)
 	};
 
 	return outbox_execute(&plan,
@@ -541,5 +541,5 @@ outbox_forget_letters(const char *queue, TimestampTz before)
 						  "SELECT ctid FROM taskoutbox.dead_letter "
 						  "WHERE queue OPERATOR(pg_catalog.=) $1 AND died_at OPERATOR(pg_catalog.<) $2 AND NOT blocks "
 						  "ORDER BY died_at LIMIT $3 FOR UPDATE SKIP LOCKED))",
-						  lengthof(values), types, values, NULL, true, NULL) == FORGET_BATCH;
+						  lengthof(values), types, values, NULL, true, NULL) == PURGE_BATCH;
 }

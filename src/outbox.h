@@ -154,12 +154,13 @@ extern uint64 outbox_delete_published(const int64 *ids, int n);
 
 extern bool outbox_set_error(int64 id, const char *error);
 
-/*
- * Delete dead letters of a queue that died before a time and block no group, up
- * to so many. Returns whether there may be more.
- */
-#define FORGET_BATCH 1000
+/* How many rows of a table the relay forgets in one transaction. */
+#define PURGE_BATCH 1000
 
+/*
+ * Delete dead letters of a queue that died before a time and block no group, a
+ * batch of them. Returns whether there may be more.
+ */
 extern bool outbox_forget_letters(const char *queue, TimestampTz before);
 
 #endif							/* TASKOUTBOX_OUTBOX_H */
