@@ -352,8 +352,7 @@ put_code(Answer *answer, HttpRequest *request)
 	if (*request->error_code && type && !sqs_is_known(type))
 		printable(answer->code, sizeof(answer->code), request->error_code);
 	/* One name for each error, in whatever protocol. */
-	if (strlen(answer->code) > 9 && strcmp(answer->code + strlen(answer->code) - 9, "Exception") == 0)
-		answer->code[strlen(answer->code) - 9] = '\0';
+	answer->code[sqs_code_length(answer->code)] = '\0';
 	printable(answer->message, sizeof(answer->message),
 			  message ? message : json_text(object, "Message"));
 }

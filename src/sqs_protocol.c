@@ -22,6 +22,15 @@
 /* 1 to 64 letters, digits, hyphens: also libcurl's limit in a signature. */
 #define REGION_MAX 64
 
+/* Something stands before the end, too. */
+static bool
+ends_with(const char *text, const char *end)
+{
+	size_t		len = strlen(text);
+
+	return len > strlen(end) && strcmp(text + len - strlen(end), end) == 0;
+}
+
 /*
  * Requests
  */
@@ -284,15 +293,19 @@ sqs_bare_code(const char *code)
 	return hash ? hash + 1 : code;
 }
 
+size_t
+sqs_code_length(const char *code)
+{
+	return strlen(code) - (ends_with(code, "Exception") ? strlen("Exception") : 0);
+}
+
 static int
 find_code(const char *code)
 {
 	size_t		len;
 
 	code = sqs_bare_code(code);
-	len = strlen(code);
-	if (len > strlen("Exception") && strcmp(code + len - strlen("Exception"), "Exception") == 0)
-		len -= strlen("Exception");
+	len = sqs_code_length(code);
 	/* Query names of KMS errors, and some others, have this before them. */
 	if (len > 4 && strncmp(code, "KMS.", 4) == 0)
 		code += 4, len -= 4;
@@ -343,6 +356,13 @@ is_loopback(const char *host)
 		(strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == strlen(host));
 }
 
+/* Https, or http on this host. */
+static bool
+is_private(const char *scheme, const char *host)
+{
+	return strcmp(scheme, "https") == 0 || (strcmp(scheme, "http") == 0 && is_loopback(host));
+}
+
 static char *
 url_part(CURLU *url, CURLUPart part)
 {
@@ -385,7 +405,7 @@ check_url(const char *text, bool allow_http, char **path)
 		if (scheme == NULL || host == NULL || *path == NULL ||
 			(strcmp(scheme, "https") != 0 && strcmp(scheme, "http") != 0))
 			wrong = "must start with https://";
-		else if (wrong == NULL && strcmp(scheme, "http") == 0 && !allow_http && !is_loopback(host))
+		else if (wrong == NULL && !allow_http && !is_private(scheme, host))
 			wrong = "must start with https://, or be on this host, or be allowed by allow_http";
 	}
 	curl_free(scheme);
@@ -399,15 +419,9 @@ sqs_check_queue_url(const char *url, bool allow_http)
 {
 	char	   *path;
 	const char *wrong = check_url(url, allow_http, &path);
-	const char *name;
 
-	if (wrong == NULL)
-	{
-		name = strrchr(path, '/') + 1;
-		if (strlen(name) <= strlen(".fifo") ||
-			strcmp(name + strlen(name) - strlen(".fifo"), ".fifo") != 0)
-			wrong = "must be that of a FIFO queue, whose name ends in .fifo";
-	}
+	if (wrong == NULL && !ends_with(strrchr(path, '/') + 1, ".fifo"))
+		wrong = "must be that of a FIFO queue, whose name ends in .fifo";
 	curl_free(path);
 	return wrong;
 }
@@ -437,8 +451,7 @@ sqs_is_private_url(const char *text)
 		scheme = url_part(url, CURLUPART_SCHEME);
 		host = url_part(url, CURLUPART_HOST);
 	}
-	result = scheme && host &&
-		(strcmp(scheme, "https") == 0 || (strcmp(scheme, "http") == 0 && is_loopback(host)));
+	result = scheme && host && is_private(scheme, host);
 	curl_free(scheme);
 	curl_free(host);
 	curl_url_cleanup(url);
@@ -481,8 +494,7 @@ between(const char *host, const char *beginning, const char *end)
 	size_t		from = strlen(beginning);
 	char	   *part;
 
-	if (len <= from + strlen(end) || strncmp(host, beginning, from) != 0 ||
-		strcmp(host + len - strlen(end), end) != 0)
+	if (len <= from + strlen(end) || strncmp(host, beginning, from) != 0 || !ends_with(host, end))
 		return NULL;
 	part = strndup(host + from, len - from - strlen(end));
 	if (part && !sqs_is_region(part))

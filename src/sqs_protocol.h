@@ -67,6 +67,9 @@ extern bool sqs_queue_is_gone(const char *code);
 /* The code without what stands before the last '#'. */
 extern const char *sqs_bare_code(const char *code);
 
+/* The length of a bare code without a final "Exception", which one protocol adds. */
+extern size_t sqs_code_length(const char *code);
+
 /* What to do about an error of the destination or the credentials; never NULL. */
 extern const char *sqs_remedy(const char *code);
 
