@@ -118,7 +118,7 @@ COMMENT ON TABLE taskoutbox.deduplication IS
 CREATE TABLE taskoutbox.controller (
 	queue text NOT NULL DEFAULT 'default',
 	task_type text NOT NULL,
-	-- Looking it up is an error if it is malformed: that must not happen to the relay.
+	-- Before PostgreSQL 16, looking it up is an error if it is malformed: not in the relay.
 	controller text NOT NULL CHECK ((pg_catalog.to_regprocedure(controller) IS NULL) IS NOT NULL),
 	function_oid oid NOT NULL,
 	owner text NOT NULL,
