@@ -8,6 +8,9 @@
 #include "taskoutbox.h"
 #include "shared.h"
 
+/* How long one that does not wait for messages gives the relay to answer. */
+#define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
+
 /*
  * Ask the relay to take in everything committed so far and, if queue is not 0,
  * to offer what is ready there. With wait, the answer comes only when something

@@ -20,6 +20,7 @@
 #include "utils/timestamp.h"
 
 #include "period.h"
+#include "queue.h"
 
 /* The arguments of our functions, in their order. */
 static const char *const enqueue_arguments[] = {
@@ -131,8 +132,7 @@ is_kept_long_enough(Node *window)
 {
 	Interval   *interval = interval_constant(window);
 
-	return interval &&
-		interval->time + (interval->day + interval->month * (double) DAYS_PER_MONTH) * USECS_PER_DAY >= PERIOD_KEPT;
+	return interval && interval_microseconds(interval) >= PERIOD_KEPT;
 }
 
 static EnqueueCall *

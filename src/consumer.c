@@ -38,12 +38,6 @@
 #define MESSAGES_MAX 1000
 #define WAIT_MAX (20 * USECS_PER_SEC)	/* as SQS's long poll */
 
-/* How long a receive that does not wait gives the relay to answer. */
-#define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
-
-/* How often to try while too many messages are in flight. */
-#define FULL_RETRY (1 * USECS_PER_SEC)
-
 /* Messages that were taken, but not returned to the caller yet. */
 typedef struct Taken
 {

@@ -172,9 +172,8 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 
 		if (lease_check(db, message->id, now) != LEASE_NONE)
 		{
-			if (!outbox_count_or_bury(message->id, receive_count, "consumer", is_last ?
-									  "received max_receive_count times without being deleted" : NULL,
-									  blocks))
+			if (!outbox_count_or_bury(message->id, receive_count, "consumer",
+									  is_last ? RECEIVED_TOO_OFTEN : NULL, blocks))
 			{
 				still_out++;
 				lane->is_busy = true;

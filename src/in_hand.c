@@ -159,7 +159,7 @@ count(OutboxReader *dirty, int64 id)
 	(void) outbox_set_error(id, error);
 	CommandCounterIncrement();
 	if (is_last)
-		(void) outbox_bury(id, receive_count, "consumer", "received max_receive_count times without being deleted", blocks);
+		(void) outbox_bury(id, receive_count, "consumer", RECEIVED_TOO_OFTEN, blocks);
 	else
 		(void) outbox_count_receive(id, receive_count);
 	ereport(LOG,

@@ -61,6 +61,9 @@ extern void lease_init(void);
  * For consumers; outbox is the table's oid.
  */
 
+/* While all leases of the cluster are in use, taking is worth a try this often. */
+#define FULL_RETRY (1 * USECS_PER_SEC)
+
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
  * and return their number. receipts has room for max and comes with secrets

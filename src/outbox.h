@@ -133,6 +133,9 @@ extern void outbox_query(FunctionCallInfo fcinfo, SPIPlanPtr *plan, const char *
 /* Bytes that are kept of an error. */
 #define LAST_ERROR_BYTES 1024
 
+/* Reason of a dead letter of the stage "consumer". */
+#define RECEIVED_TOO_OFTEN "received max_receive_count times without being deleted"
+
 /*
  * Changes of a row. They return false when it is gone or another transaction
  * holds it; outbox_set_error waits for that one. outbox_bury moves it to the dead

@@ -131,7 +131,7 @@ invalidate(Datum arg, Oid relid)
 		generation++;
 }
 
-static double
+double
 interval_microseconds(const Interval *interval)
 {
 	return interval->time +

@@ -92,9 +92,12 @@ extern void queue_redrive_at_commit(uint64 key);
 /* Read the table again, without waiting for an invalidation. */
 extern void queue_read_again(void);
 
+/* An interval in microseconds, a month as 30 days. */
+extern double interval_microseconds(const Interval *interval);
+
 /*
- * An interval in microseconds, a month as 30 days. Error TO010, naming the
- * argument, when it is not within low and high.
+ * The same as a whole number. Error TO010, naming the argument, when it is not
+ * within low and high.
  */
 extern int64 interval_argument(const char *argument, const Interval *interval,
 							   int64 low, int64 high, const char *limits);

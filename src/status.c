@@ -24,8 +24,6 @@
 #include "queue.h"
 #include "shared.h"
 
-#define ANSWER_TIMEOUT (1 * USECS_PER_SEC)
-
 PG_FUNCTION_INFO_V1(taskoutbox_get_relay_status);
 PG_FUNCTION_INFO_V1(taskoutbox_get_queue_metrics);
 PG_FUNCTION_INFO_V1(taskoutbox_get_in_flight);

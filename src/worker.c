@@ -64,10 +64,9 @@
 /* Wait that long, at most, before asking the relay again. */
 #define WAIT (60 * USECS_PER_SEC)
 
-/* After batches with nothing to do for us, doubled each time; when no lease was free. */
+/* After batches with nothing to do for us, doubled each time. */
 #define PAUSE_MIN (20 * INT64CONST(1000))
 #define PAUSE_MAX (1 * USECS_PER_SEC)
-#define FULL_RETRY (1 * USECS_PER_SEC)
 
 /* While so many of its messages wait for their retry, a worker takes no more. */
 #define RETRIES_MAX 500
