@@ -99,7 +99,7 @@ typedef struct QueueSlot
 	int64		sqs_dead_letters;
 	TimestampTz sqs_looked_at;
 	char		sqs_redrive[128];	/* what became of the last one; empty: there was none */
-	int64		sqs_retrying;	/* messages that wait for their next try */
+	int64		sqs_retrying;	/* lanes that wait for their next try */
 } QueueSlot;
 
 /* Does this database have a pin (installation.c), and is it its own? */

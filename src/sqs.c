@@ -109,6 +109,7 @@ lane_wait(Lane *lane, TimestampTz until)
 	lane->nout = Max(lane->nout, 1);
 	lane->retry_at = until;
 	dlist_push_tail(&waiting, &lane->in_backend);
+	destination_of(lane->queue)->nwaiting++;
 }
 
 static void
@@ -777,6 +778,7 @@ sqs_settle(DatabaseSlot *db)
 
 		if (lane->retry_at > now)
 			continue;
+		destination_of(lane->queue)->nwaiting--;
 		dlist_delete(&lane->in_backend);
 		lanes_return(lane);
 	}
@@ -791,17 +793,15 @@ sqs_settle(DatabaseSlot *db)
 
 	for (int i = 0; i < lane_nqueues; i++)
 	{
-		lane_queues[i].slot->sqs_retrying = 0;
-		if (lane_queues[i].backend == &sqs_backend)
-			next = Min(next, destination_next(destination_of(&lane_queues[i]), now));
+		Destination *destination = destination_of(&lane_queues[i]);
+
+		if (lane_queues[i].backend != &sqs_backend)
+			continue;
+		lane_queues[i].slot->sqs_retrying = destination->nwaiting;
+		next = Min(next, destination_next(destination, now));
 	}
 	dlist_foreach_modify(iter, &waiting)
-	{
-		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
-
-		lane->queue->slot->sqs_retrying++;
-		next = Min(next, lane->retry_at);
-	}
+		next = Min(next, dlist_container(Lane, in_backend, iter.cur)->retry_at);
 	return next;
 }
 

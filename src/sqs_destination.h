@@ -44,6 +44,7 @@ typedef struct Destination
 	/* lanes whose first messages are to be sent, and requests that do it */
 	dlist_head	to_send;
 	int			nto_send;
+	int			nwaiting;		/* lanes that wait for their next try */
 	int			nrequests;
 
 	/* looking at its attributes */

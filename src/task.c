@@ -175,8 +175,11 @@ taskoutbox_retry_now(PG_FUNCTION_ARGS)
 	{
 		QueueSlot  *slot = queue_slot(db, queue);
 
+		/* Counted first: it may be quicker than we are. */
+		if (slot)
+			retried = slot->problem[0] ? slot->pending : slot->sqs_retrying;
 		queue_slot_request(MyDatabaseId, queue, QUEUE_RETRY_NOW);
-		PG_RETURN_INT64(slot == NULL ? 0 : slot->problem[0] ? slot->pending : slot->sqs_retrying);
+		PG_RETURN_INT64(retried);
 	}
 
 	n = lease_snapshot(outbox, &leases);
