@@ -47,6 +47,8 @@ CREATE TABLE taskoutbox.queue (
 	consumers integer NOT NULL DEFAULT 1 CHECK (consumers BETWEEN 0 AND 100),
 	max_run_time interval NOT NULL DEFAULT '1 hour' CHECK (max_run_time OPERATOR(pg_catalog.>=) '1 ms' AND max_run_time OPERATOR(pg_catalog.<=) '7 days'),
 	ledger_retention interval NOT NULL DEFAULT '91 days' CHECK (ledger_retention OPERATOR(pg_catalog.>) '0' AND ledger_retention OPERATOR(pg_catalog.<=) '100 years'),
+	producer_role text,
+	consumer_role text,
 	paused boolean NOT NULL DEFAULT false,
 	CHECK ((backend OPERATOR(pg_catalog.=) 'sqs') OPERATOR(pg_catalog.=) (url IS NOT NULL))
 );
@@ -382,11 +384,13 @@ CREATE FUNCTION taskoutbox.create_queue(
 	allow_http boolean DEFAULT false,
 	consumers integer DEFAULT 1,
 	max_run_time interval DEFAULT '1 hour',
-	ledger_retention interval DEFAULT '91 days'
+	ledger_retention interval DEFAULT '91 days',
+	producer_role text DEFAULT NULL,
+	consumer_role text DEFAULT NULL
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_create_queue';
-COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval) IS
-'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. consumers: workers for each role that has controllers in it (0 to 100). max_run_time: a controller that runs longer is cancelled (1 ms to 7 days). retry_base, retry_cap: the first and the longest pause after a failure, to SQS or of a controller. ledger_retention: for how long the ledger remembers at least (more than 0, up to 100 years). backend: embedded, or sqs to publish to the FIFO queue in SQS at url. Of those only: region; endpoint, where requests go instead of to the host of the url; max_connections (1 to 100); group_batching, several messages of a group in one request; require_dlq, refuse a queue that has no dead-letter queue; allow_http, not to this host alone. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues.';
+COMMENT ON FUNCTION taskoutbox.create_queue(text, text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval, text, text) IS
+'Creates a queue. visibility_timeout: how long a received message stays hidden (more than 0, up to 12 hours). max_receive_count: after that many receives without a delete the message goes to the dead letters (1 to 1000). deduplication_window: for how long a deduplication id is remembered (more than 0, up to 1000 days). on_dead_letter: what its message group does after a dead letter: skip (go on), or block (wait until it is redriven, cancelled or purged). dead_letter_retention: dead letters that block nothing are deleted after that time (more than 0, up to 100 years). max_pending: with more tasks than that in the outbox, delayed ones not counted, the queue is full (0: never), and enqueue warns or refuses, as on_full says; counted by the relay. consumers: workers for each role that has controllers in it (0 to 100). max_run_time: a controller that runs longer is cancelled (1 ms to 7 days). retry_base, retry_cap: the first and the longest pause after a failure, to SQS or of a controller. ledger_retention: for how long the ledger remembers at least (more than 0, up to 100 years). producer_role, consumer_role: only members of that role enqueue, or receive and have controllers. backend: embedded, or sqs to publish to the FIFO queue in SQS at url. Of those only: region; endpoint, where requests go instead of to the host of the url; max_connections (1 to 100); group_batching, several messages of a group in one request; require_dlq, refuse a queue that has no dead-letter queue; allow_http, not to this host alone. Errors: TO001 to TO003, TO010, TO014 queue exists, TO015 too many queues, 42704 no such role.';
 
 CREATE FUNCTION taskoutbox.alter_queue(
 	name text,
@@ -409,11 +413,13 @@ CREATE FUNCTION taskoutbox.alter_queue(
 	consumers integer DEFAULT NULL,
 	max_run_time interval DEFAULT NULL,
 	ledger_retention interval DEFAULT NULL,
+	producer_role text DEFAULT NULL,
+	consumer_role text DEFAULT NULL,
 	backend text DEFAULT NULL
 ) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_alter_queue';
-COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval, text) IS
-'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is, an empty url, region or endpoint takes it away. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010, TO018 backend or url changed while messages are in flight.';
+COMMENT ON FUNCTION taskoutbox.alter_queue(text, interval, integer, interval, text, interval, bigint, text, text, text, text, interval, interval, integer, boolean, boolean, boolean, integer, interval, interval, text, text, text) IS
+'Changes settings of a queue, for what is received or enqueued from the commit on; NULL leaves one as it is, an empty url, region, endpoint, producer_role or consumer_role takes it away. Limits as for create_queue. Errors: TO001, TO005 unknown queue, TO010, TO018 backend or url changed while messages are in flight, 42704 no such role.';
 
 CREATE FUNCTION taskoutbox.pause_queue(name text) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'taskoutbox_pause_queue';
@@ -768,6 +774,13 @@ BEGIN ATOMIC
 	FROM pg_catalog.pg_sequence s
 	JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) s.seqrelid
 	WHERE c.relnamespace OPERATOR(pg_catalog.=) 'taskoutbox'::pg_catalog.regnamespace AND s.seqcache OPERATOR(pg_catalog.<>) 1
+	UNION ALL
+	SELECT pg_catalog.format('queue %s', q.name), pg_catalog.format('its %s, %s, does not exist: only superusers use it', r.setting, r.role),
+		pg_catalog.format('Create that role, or pass another %s to alter_queue.', r.setting)
+	FROM taskoutbox.queue q,
+		LATERAL (VALUES ('producer_role', q.producer_role), ('consumer_role', q.consumer_role)) r (setting, role)
+	WHERE r.role IS NOT NULL
+	AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles p WHERE p.rolname OPERATOR(pg_catalog.=) r.role)
 	UNION ALL
 	SELECT 'extension taskoutbox', pg_catalog.format('its version is %s, that of the library is %s', e.extversion, taskoutbox.library_version()),
 		'Run ALTER EXTENSION taskoutbox UPDATE; if that changes nothing, restart the server.'

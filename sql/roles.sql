@@ -59,6 +59,51 @@ DELETE FROM taskoutbox.task_outbox;
 UPDATE taskoutbox.queue SET paused = true;
 RESET ROLE;
 
+-- A queue can be kept for some of them (case C110): the others neither write nor read.
+CREATE ROLE regress_taskoutbox_billing;
+SET ROLE regress_taskoutbox_ops;
+SELECT taskoutbox.create_queue('invoices', producer_role => 'regress_taskoutbox_billing', consumer_role => 'regress_taskoutbox_billing');
+SELECT taskoutbox.create_queue('x', producer_role => 'regress_taskoutbox_nobody');
+SELECT taskoutbox.alter_queue('invoices', consumer_role => 'regress_taskoutbox_nobody');
+SET ROLE regress_taskoutbox_shop;
+SELECT count(*) FROM taskoutbox.enqueue('x', queue => 'invoices');
+SELECT count(*) FROM taskoutbox.enqueue('x', deduplication_id => 'd', queue => 'invoices');
+\set SHOW_CONTEXT never
+SELECT count(*) FROM taskoutbox.enqueue_period('x', 'day', queue => 'invoices');
+\set SHOW_CONTEXT errors
+SET ROLE regress_taskoutbox_archive;
+SELECT count(*) FROM taskoutbox.receive('invoices');
+-- An administrator is no exception: but he could change the settings.
+SET ROLE regress_taskoutbox_ops;
+SELECT count(*) FROM taskoutbox.enqueue('x', queue => 'invoices');
+SELECT count(*) FROM taskoutbox.receive('invoices');
+RESET ROLE;
+GRANT regress_taskoutbox_billing TO regress_taskoutbox_shop, regress_taskoutbox_archive;
+SET ROLE regress_taskoutbox_shop;
+SELECT count(*) FROM taskoutbox.enqueue('invoice', queue => 'invoices');
+-- To be its member is not enough: the right to receive at all is another.
+SELECT count(*) FROM taskoutbox.receive('invoices');
+SET ROLE regress_taskoutbox_archive;
+SELECT task_type, taskoutbox.delete(receipt_handle) FROM taskoutbox.receive('invoices', wait => '10 s');
+RESET ROLE;
+-- What is not given stays, '' takes it away.
+SELECT taskoutbox.alter_queue('invoices', max_receive_count => 3);
+SELECT taskoutbox.alter_queue('invoices', producer_role => '');
+SELECT producer_role, consumer_role FROM taskoutbox.queue WHERE name = 'invoices';
+REVOKE regress_taskoutbox_billing FROM regress_taskoutbox_shop, regress_taskoutbox_archive;
+SET ROLE regress_taskoutbox_shop;
+SELECT count(*) FROM taskoutbox.enqueue('invoice', queue => 'invoices');
+SET ROLE regress_taskoutbox_archive;
+SELECT count(*) FROM taskoutbox.receive('invoices');
+RESET ROLE;
+-- A role that is no more has no members: closed to all but superusers, and check() says so.
+DROP ROLE regress_taskoutbox_billing;
+SET ROLE regress_taskoutbox_archive;
+SELECT count(*) FROM taskoutbox.receive('invoices');
+RESET ROLE;
+SELECT * FROM taskoutbox.check();
+SELECT task_type, taskoutbox.delete(receipt_handle) FROM taskoutbox.receive('invoices', wait => '10 s');
+
 -- Created again: whoever is a member already is named.
 DROP EXTENSION taskoutbox;
 CREATE EXTENSION taskoutbox;

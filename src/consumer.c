@@ -177,6 +177,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 				 errmsg("max_messages is out of range"),
 				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
 	settings = queue_settings(name);
+	queue_check_consumer(settings, GetUserId());
 	if (!queue_is_embedded(settings))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),

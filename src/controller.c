@@ -88,7 +88,7 @@ invalidate_relation(Datum arg, Oid relid)
 }
 
 static void
-invalidate_function(Datum arg, int cacheid, uint32 hashvalue)
+invalidate_catalog(Datum arg, int cacheid, uint32 hashvalue)
 {
 	is_stale = true;
 }
@@ -103,7 +103,9 @@ take_stale(void)
 	if (!is_watching)
 	{
 		CacheRegisterRelcacheCallback(invalidate_relation, (Datum) 0);
-		CacheRegisterSyscacheCallback(PROCOID, invalidate_function, (Datum) 0);
+		CacheRegisterSyscacheCallback(PROCOID, invalidate_catalog, (Datum) 0);
+		/* Members of a consumer_role. */
+		CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, invalidate_catalog, (Datum) 0);
 		is_watching = true;
 	}
 	watched_relid = outbox_sibling_relid("controller");
@@ -266,6 +268,7 @@ taskoutbox_register_controller(PG_FUNCTION_ARGS)
 				 errmsg("queue \"%s\" is published to SQS", queue),
 				 errdetail("No worker of this server can receive from it."),
 				 errhint("Let a program receive from SQS, or register the controller for an embedded queue.")));
+	queue_check_consumer(queue_settings(queue), owner);
 	check_replacement(task_type, queue);
 
 	(void) outbox_execute(&plan,
@@ -429,7 +432,7 @@ add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 		if (list->pools[i].role == role && strcmp(list->pools[i].queue, queue) == 0)
 			return;
 	}
-	if (settings == NULL || !queue_is_embedded(settings))
+	if (settings == NULL || !queue_is_embedded(settings) || !queue_admits_consumer(settings, role))
 		return;
 	list->pools = list->pools == NULL ? MemoryContextAlloc(list->context, sizeof(Pool)) :
 		repalloc(list->pools, (list->n + 1) * sizeof(Pool));
@@ -524,6 +527,8 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 		return "the role is not permitted to log in";
 	if (!may_connect(role))
 		return "the role is not permitted to connect to this database";
+	if (settings && !queue_admits_consumer(settings, role))
+		return psprintf("the queue is kept for the members of role \"%s\" (consumer_role)", settings->consumer_role);
 	if (problem)
 		return problem;
 	if (*running > 0)

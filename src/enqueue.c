@@ -205,6 +205,7 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 
 	/* With the lock that comes with the id, the queue cannot be dropped. */
 	id = outbox_draw_id();
+	queue_check_producer(queue_settings(queue), GetUserId());
 	window = window_argument(fcinfo, queue_settings(queue));
 	if (deduplication_id)
 	{

@@ -22,6 +22,7 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -89,7 +90,9 @@ static const Setting settings[] = {
 	{SETTING(max_run_time), .type = INTERVALOID, .built_in = USECS_PER_HOUR,
 	.low = 1000, .high = 7 * USECS_PER_DAY, .limits = "between 1 ms and 7 days"},
 	{SETTING(ledger_retention), .type = INTERVALOID, .built_in = 91 * USECS_PER_DAY,
-	.low = 1, .high = 36000 * USECS_PER_DAY, .limits = "more than 0 and at most 100 years"}
+	.low = 1, .high = 36000 * USECS_PER_DAY, .limits = "more than 0 and at most 100 years"},
+	{SETTING(producer_role), .type = TEXTOID},
+	{SETTING(consumer_role), .type = TEXTOID}
 };
 
 /* Columns of the table queue. */
@@ -326,6 +329,46 @@ queue_is_embedded(const QueueSettings *queue)
 	return strcmp(queue->backend, embedded_backend.name) == 0;
 }
 
+/* A group that is no more, dropped or lost in a restore, has no members. */
+static bool
+is_member(Oid role, const char *group)
+{
+	Oid			oid = get_role_oid(group, true);
+
+	return OidIsValid(oid) ? has_privs_of_role(role, oid) : superuser_arg(role);
+}
+
+static void
+check_member(const QueueSettings *queue, Oid role, const char *setting, const char *group)
+{
+	if (group == NULL || is_member(role, group))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for queue \"%s\"", queue->name),
+			 errdetail("It is kept for members of role \"%s\" (%s), and role \"%s\" is none.",
+					   group, setting, GetUserNameFromId(role, true)),
+			 errhint("Run GRANT ..., or change %s with %s.alter_queue.", setting, TASKOUTBOX_SCHEMA)));
+}
+
+void
+queue_check_producer(const QueueSettings *queue, Oid role)
+{
+	check_member(queue, role, "producer_role", queue->producer_role);
+}
+
+void
+queue_check_consumer(const QueueSettings *queue, Oid role)
+{
+	check_member(queue, role, "consumer_role", queue->consumer_role);
+}
+
+bool
+queue_admits_consumer(const QueueSettings *queue, Oid role)
+{
+	return queue->consumer_role == NULL || is_member(role, queue->consumer_role);
+}
+
 int64
 queue_retry_delay(const QueueSettings *queue, int failures)
 {
@@ -478,6 +521,9 @@ apply_settings(QueueSettings *queue, const NullableDatum *arguments)
 		/* And the backend takes what belongs to the other one. */
 		if (i == 0)
 			queue->url = queue->region = queue->endpoint = NULL;
+		if (*value != '\0' && (settings[i].offset == offsetof(QueueSettings, producer_role) ||
+							  settings[i].offset == offsetof(QueueSettings, consumer_role)))
+			(void) get_role_oid(value, false);
 	}
 
 	if (queue->on_full == ON_FULL_REFUSE && queue->max_pending == 0)

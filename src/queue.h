@@ -54,6 +54,8 @@ typedef struct QueueSettings
 	int64		consumers;
 	int64		max_run_time;
 	int64		ledger_retention;
+	char	   *producer_role;	/* who may enqueue, and who receive; NULL: whoever may at all */
+	char	   *consumer_role;
 	bool		is_paused;
 	bool		is_built_in;	/* there is no row */
 } QueueSettings;
@@ -76,6 +78,16 @@ extern int	queue_list(const QueueSettings **list);
 
 /* Are its messages in this database? */
 extern bool queue_is_embedded(const QueueSettings *queue);
+
+/*
+ * Error 42501 when the queue is kept for the members of a role (producer_role or
+ * consumer_role), and this one is none of them.
+ */
+extern void queue_check_producer(const QueueSettings *queue, Oid role);
+extern void queue_check_consumer(const QueueSettings *queue, Oid role);
+
+/* Is there no consumer_role, or is this one of its members? */
+extern bool queue_admits_consumer(const QueueSettings *queue, Oid role);
 
 /*
  * A random time (microseconds) up to retry_base, doubled after each failure up to

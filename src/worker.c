@@ -644,7 +644,7 @@ is_there(void)
 	return get_relname_relid("task_outbox", get_namespace_oid(TASKOUTBOX_SCHEMA, true)) == outbox;
 }
 
-/* False when the queue is no more: the relay is about to tell us. */
+/* False when the queue is no more, or not for our role: the relay is about to tell us. */
 static bool
 read_settings(void)
 {
@@ -654,7 +654,7 @@ read_settings(void)
 		return false;
 	settings = *found;
 	settings.name = slot->queue_name;
-	return true;
+	return queue_admits_consumer(found, slot->role);
 }
 
 static void

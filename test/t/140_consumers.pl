@@ -447,6 +447,23 @@ is(state_of($other, q(SELECT taskoutbox.unregister_controller('plain'))), '42501
 is(state_of($other, q(SELECT taskoutbox.register_controller('mine', 'other.b(jsonb)'))), '00000', 'his own');
 is(state_of($other, q(SELECT taskoutbox.unregister_controller('mine'))), '00000', 'and back');
 
+# A queue that is kept for a role (consumer_role): only its members have controllers in it.
+$dbh->do('CREATE ROLE billing');
+queue('kept', consumer_role => 'billing');
+my $kept = controller('app', 'kept', "BEGIN $note_it END");
+is(state_of($dbh, qq(SELECT taskoutbox.register_controller('kept', '$kept', queue => 'kept'))), '42501', 'no member, no controller');
+$dbh->do('GRANT billing TO app');
+register('kept', $kept, queue => 'kept');
+put('kept', '{"n": 1, "note": "kept"}', queue => 'kept');
+wait_empty('kept', 'a member has one');
+$dbh->do('REVOKE billing FROM app');
+put('kept', '{"n": 2, "note": "kept"}', queue => 'kept');
+wait_for('a member no more: the view says so',
+	q(SELECT workers = 0 AND problem ~ 'kept for' FROM taskoutbox.controller_status WHERE queue = 'kept'));
+is(done(q(note = 'kept')), '1', 'and gets nothing');
+$dbh->do('GRANT billing TO app');
+wait_empty('kept', 'and again');
+
 #
 # The life of workers
 #
