@@ -395,11 +395,11 @@ static const char *
 shared_file(const char *variable, const char *name)
 {
 	const char *home = environment("HOME");
-	struct passwd *user;
+	struct passwd *user = home ? NULL : getpwuid(geteuid());
 
 	if (environment(variable))
 		return environment(variable);
-	if (home == NULL && (user = getpwuid(geteuid())) != NULL)
+	if (user)
 		home = user->pw_dir;
 	return psprintf("%s/.aws/%s", home ? home : "", name);
 }

@@ -65,8 +65,12 @@ argument(Node *call, const char *const *names, const char *name)
 			if (strcmp(((NamedArgExpr *) node)->name, name) == 0)
 				return (Node *) ((NamedArgExpr *) node)->arg;
 		}
-		else if (names[position] && strcmp(names[position++], name) == 0)
-			return node;
+		else if (names[position])
+		{
+			if (strcmp(names[position], name) == 0)
+				return node;
+			position++;
+		}
 	}
 	return NULL;
 }

@@ -162,7 +162,7 @@ on_header(char *line, size_t size, size_t n, void *arg)
 	else if (header_value(line, n, "x-amzn-query-error", value, sizeof(value)))
 	{
 		value[strcspn(value, ";")] = '\0';
-		strcpy(request->error_code, value);
+		strlcpy(request->error_code, value, sizeof(request->error_code));
 	}
 	else if (header_value(line, n, "Date", value, sizeof(value)))
 		request->date = Max(curl_getdate(value, NULL), 0);
@@ -186,7 +186,9 @@ on_header(char *line, size_t size, size_t n, void *arg)
 static void
 init(void)
 {
-	if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK || (multi = curl_multi_init()) == NULL)
+	if (curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK)
+		multi = curl_multi_init();
+	if (multi == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("could not initialize libcurl")));

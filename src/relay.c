@@ -667,7 +667,8 @@ check_version(void)
 	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
 				CStringGetDatum("taskoutbox"));
 	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
-	if (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
 		version = TextDatumGetCString(heap_getattr(tuple, Anum_pg_extension_extversion,
 												   RelationGetDescr(rel), &isnull));
 	systable_endscan(scan);

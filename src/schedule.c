@@ -413,7 +413,7 @@ put_periods(const EnqueueCall *call, const char *schedule, TimestampTz first_run
 		return "Missed periods are not known yet: the last deduplication id was not taken for 400 days.";
 
 	expected = palloc0(history.n);
-	if (crontab_parse(schedule, &crontab))
+	if (call->ahead && crontab_parse(schedule, &crontab))
 		mark_expected(&history, &rule, &crontab, call->ahead, first_run, now, expected);
 	else
 		mark_over(&history, now, expected);
@@ -449,7 +449,7 @@ put_job(ReturnSetInfo *rsinfo, HeapTuple job, TupleDesc desc, const CronTables *
 	foreach(cell, calls)
 	{
 		const EnqueueCall *call = lfirst(cell);
-		const char *hint = call->hint;
+		const char *hint;
 
 		for (int i = COLUMN_TASK_TYPE; i < COLUMNS; i++)
 			nulls[i] = true;

@@ -652,7 +652,7 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 				break;
 			slots--;
 			batch = batch_begin(destination);
-			added = add_lane(db, batch, lane, dirty, now);
+			(void) add_lane(db, batch, lane, dirty, now);
 		}
 		destination->nto_send--;
 	}

@@ -472,7 +472,7 @@ sqs_origin(const char *text)
 	if (origin)
 	{
 		memcpy(origin, text, len);
-		strcpy(origin + len, "/");
+		memcpy(origin + len, "/", 2);
 	}
 	return origin;
 }

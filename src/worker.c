@@ -84,10 +84,10 @@ typedef enum TaskState
 
 typedef struct Task
 {
-	TaskState	state;
 	Receipt		receipt;
-	uint64		group;			/* OutboxRow.group; 0: no group */
+	TaskState	state;
 	int			receive_count;	/* before this one */
+	uint64		group;			/* OutboxRow.group; 0: no group */
 	char	   *task_type;
 	char	   *uid;
 	HeapTuple	message;
@@ -569,7 +569,7 @@ pass_on(void)
 		}
 		if (n > 0)
 			passed = pool_hand_over(role, receipts, n);
-		for (int j = 0; j < passed; j++)
+		for (int j = 0; j < n && j < passed; j++)
 			theirs[j]->state = TASK_AWAY;
 		if (passed == 0)
 			give_back(&tasks[i]);

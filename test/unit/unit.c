@@ -224,6 +224,11 @@ file(const char *folder, const char *content)
 
 	snprintf(path, sizeof(path), "%s/file", folder);
 	out = fopen(path, "w");
+	if (out == NULL)
+	{
+		perror(path);
+		exit(1);
+	}
 	fputs(content, out);
 	fclose(out);
 	return path;
