@@ -19,6 +19,7 @@ REGRESS = \
 	installation \
 	roles \
 	check \
+	arguments \
 	queue \
 	schedule \
 	reinstall \

@@ -6,7 +6,8 @@ SELECT p.oid::regprocedure AS function,
 	concat_ws(' ', VARIADIC ARRAY(SELECT replace(r, 'taskoutbox_', '') FROM unnest('{taskoutbox_producer,taskoutbox_consumer,taskoutbox_monitor,taskoutbox_admin}'::text[]) r
 		WHERE has_function_privilege(r, p.oid, 'EXECUTE'))) AS roles
 FROM pg_proc p WHERE pronamespace = 'taskoutbox'::regnamespace ORDER BY p.proname, p.oid::regprocedure::text;
--- Tables and views: the rights that any of them has
+-- Tables and views: the rights that any of them has. Nobody writes a table, so nobody
+-- gives a task another queue, url or controller than the functions let him (case C107).
 SELECT c.relname, r AS role, string_agg(p, ', ' ORDER BY p) AS may
 FROM pg_class c, unnest('{taskoutbox_producer,taskoutbox_consumer,taskoutbox_monitor,taskoutbox_admin}'::text[]) r,
 	unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) p

@@ -43,7 +43,7 @@ is($m->{id}, $group[0], 'the first of the group is in flight');
 
 my $first_relay = $relay->();
 my ($took, $pid) = terminate($first_relay, $relay);
-cmp_ok($took, '<', 2, 'a terminated relay is back within 2 s');
+cmp_ok($took, '<', 2, 'a terminated relay is back within 2 s (case C40)');
 note("relay back after $took s");
 
 # What is in flight is not given out again, and nothing of its group either.
