@@ -179,6 +179,14 @@ on_header(char *line, size_t size, size_t n, void *arg)
 	return n;
 }
 
+/* There is a connection, new or used before, TLS and all, and the request goes over it next. */
+static int
+on_connected(void *arg, char *remote_ip, char *local_ip, int remote_port, int local_port)
+{
+	((HttpRequest *) arg)->may_have_arrived = true;
+	return CURL_PREREQFUNC_OK;
+}
+
 /*
  * Requests
  */
@@ -207,9 +215,6 @@ init(void)
 static void
 finish(HttpRequest *request, CURLcode result)
 {
-	curl_off_t	sent_at = 0;
-	long		sent = 0;
-
 	if (result == CURLE_OK)
 		curl_easy_getinfo(request->curl, CURLINFO_RESPONSE_CODE, &request->status);
 	else if (request->is_too_long)
@@ -222,11 +227,6 @@ finish(HttpRequest *request, CURLcode result)
 		if (request->answer == NULL)
 			request->status = 0;
 	}
-
-	/* Zero when there was never a connection to send it over. */
-	curl_easy_getinfo(request->curl, CURLINFO_PRETRANSFER_TIME_T, &sent_at);
-	curl_easy_getinfo(request->curl, CURLINFO_REQUEST_SIZE, &sent);
-	request->may_have_arrived = sent_at > 0 || sent > 0;
 
 	CURL_CALL(curl_multi_remove_handle(multi, request->curl);
 			  curl_easy_cleanup(request->curl));
@@ -267,6 +267,8 @@ http_start(HttpRequest *request)
 	curl_easy_setopt(curl, CURLOPT_MAXAGE_CONN, IDLE_CONNECTION_SECONDS);
 	curl_easy_setopt(curl, CURLOPT_OPENSOCKETFUNCTION, on_open);
 	curl_easy_setopt(curl, CURLOPT_CLOSESOCKETFUNCTION, on_close);
+	curl_easy_setopt(curl, CURLOPT_PREREQFUNCTION, on_connected);
+	curl_easy_setopt(curl, CURLOPT_PREREQDATA, request);
 	curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
 	curl_easy_setopt(curl, CURLOPT_WRITEDATA, request);
 	curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, on_header);
