@@ -12,6 +12,7 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/numeric.h"
 
 #include "characters.h"
 #include "outbox.h"
@@ -60,11 +61,16 @@ check_characters(const char *argument, const char *utf8)
 				 errhint("Remove it, or encode the text.")));
 }
 
-static void
+void
 check_name_text(const char *argument, const char *name)
 {
-	int			length = pg_mbstrlen(name);
+	int			length = strlen(name);
 
+	/* Nearly all names are short and plain. */
+	if (length > 0 && length <= NAME_CHARACTERS && first_bad_id_byte(name, length) < 0)
+		return;
+
+	length = pg_mbstrlen(name);
 	if (length == 0)
 		missing(argument, "empty");
 	if (length > NAME_CHARACTERS)
@@ -204,6 +210,47 @@ check_headers(Jsonb *headers)
 	return bytes;
 }
 
+/*
+ * At most so many bytes does a container take as text. Nothing but a number can
+ * become more than 6 times as long as it is in binary (\u001f for a byte; what
+ * stands around a value takes less than its entry), and numbers are printed.
+ */
+static int64
+most_bytes(JsonbContainer *container, int64 size)
+{
+	int			n = JsonContainerSize(container) * (JsonContainerIsObject(container) ? 2 : 1);
+	char	   *base = (char *) &container->children[n];
+	uint32		offset = 0;
+	int64		bytes = 6 * size;
+
+	check_stack_depth();
+	for (int i = 0; i < n; i++)
+	{
+		JEntry		entry = container->children[i];
+		char	   *value = base + INTALIGN(offset);
+
+		if (JBE_ISNUMERIC(entry))
+			bytes += strlen(DatumGetCString(DirectFunctionCall1(numeric_out, PointerGetDatum(value))));
+		else if (JBE_ISCONTAINER(entry))
+			bytes += most_bytes((JsonbContainer *) value, 0);
+		JBE_ADVANCE_OFFSET(offset, entry);
+	}
+	return bytes;
+}
+
+/*
+ * Is it in any case small enough as text, and without bad characters? It saves
+ * printing nearly every payload.
+ */
+static bool
+is_surely_good(Jsonb *payload, int64 limit)
+{
+	/* U+FFFE and U+FFFF begin with this byte; control characters are printed as escapes. */
+	return 6 * (int64) VARSIZE(payload) <= limit && GetDatabaseEncoding() == PG_UTF8 &&
+		memchr(payload, 0xEF, VARSIZE(payload)) == NULL &&
+		most_bytes(&payload->root, VARSIZE(payload)) <= limit;
+}
+
 void
 check_task(const char *task_type, const char *queue, Jsonb *payload,
 		   const char *group_id, const char *deduplication_id, Jsonb *headers)
@@ -216,16 +263,18 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 	if (!is_sqs_limit)
 		limit = taskoutbox_max_message_bytes;
 
-	check_name_text("task_type", task_type);
-	check_name_text("queue", queue);
 	check_id("group_id", group_id);
 	if (group_id)
 		check_not_reserved("group_id", group_id);
 	if (deduplication_id)
 		check_deduplication_id("deduplication_id", deduplication_id);
 
+	bytes = OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
+	if (is_surely_good(payload, limit - bytes))
+		return;
+
 	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
-	bytes = strlen(body) + OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
+	bytes += strlen(body);
 	if (bytes > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_TOO_LARGE),

@@ -22,7 +22,10 @@
 /* Error TO001 */
 extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n);
 
-/* Not null, not empty (TO001), at most 128 characters (TO002), allowed ones (TO003) */
+/* Not empty (TO001), at most 128 characters (TO002), allowed ones (TO003) */
+extern void check_name_text(const char *argument, const char *name);
+
+/* The same, and not null (TO001) */
 extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
 
 /*
@@ -32,8 +35,8 @@ extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
 extern void check_deduplication_id(const char *argument, const char *id);
 
 /*
- * The checks of one task, as enqueue and the trigger make them. Optional texts
- * can be NULL; headers, too.
+ * The checks of one task whose names are checked, as enqueue and the trigger make
+ * them. Optional texts can be NULL; headers, too.
  */
 extern void check_task(const char *task_type, const char *queue, Jsonb *payload,
 					   const char *group_id, const char *deduplication_id, Jsonb *headers);

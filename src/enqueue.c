@@ -364,10 +364,14 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 #define TEXT(column) (nulls[(column) - 1] ? NULL : TextDatumGetCString(values[(column) - 1]))
 	/* Nulls where none may be are left to the table's own constraints. */
 	if (!nulls[OUTBOX_TASK_TYPE - 1] && !nulls[OUTBOX_QUEUE - 1] && !nulls[OUTBOX_PAYLOAD - 1])
+	{
+		check_name_text("task_type", TEXT(OUTBOX_TASK_TYPE));
+		check_name_text("queue", TEXT(OUTBOX_QUEUE));
 		check_task(TEXT(OUTBOX_TASK_TYPE), TEXT(OUTBOX_QUEUE),
 				   DatumGetJsonbP(values[OUTBOX_PAYLOAD - 1]),
 				   TEXT(OUTBOX_GROUP_ID), TEXT(OUTBOX_DEDUPLICATION_ID),
 				   nulls[OUTBOX_HEADERS - 1] ? NULL : DatumGetJsonbP(values[OUTBOX_HEADERS - 1]));
+	}
 #undef TEXT
 	if (!nulls[OUTBOX_DELIVER_AT - 1])
 		check_deliver_at(DatumGetTimestampTz(values[OUTBOX_DELIVER_AT - 1]));
