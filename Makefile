@@ -9,6 +9,7 @@ DATA = taskoutbox--0.1.sql
 # Tests: "make installcheck" starts private servers, on unix sockets only.
 REGRESS = \
 	enqueue \
+	insert \
 	receive \
 	deduplication \
 	delay \

@@ -62,15 +62,15 @@ COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
 CREATE TABLE taskoutbox.task_outbox (
 	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
 	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-	deliver_at timestamp with time zone,
-	redriven_from bigint,
-	receive_count integer NOT NULL DEFAULT 0,
+	payload jsonb NOT NULL DEFAULT '{}',
 	queue text NOT NULL DEFAULT 'default',
 	group_id text,
 	task_type text NOT NULL,
-	payload jsonb NOT NULL DEFAULT '{}',
 	deduplication_id text,
 	headers jsonb,
+	deliver_at timestamp with time zone,
+	redriven_from bigint,
+	receive_count integer,
 	last_error text
 );
 CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
@@ -78,7 +78,7 @@ ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
 COMMENT ON TABLE taskoutbox.task_outbox IS
 'Tasks that are not done yet: one row each, written by enqueue in the caller''s transaction, gone when the task is done.';
 COMMENT ON COLUMN taskoutbox.task_outbox.receive_count IS
-'How often the message was given out and came back. Written when it comes back, not when it is given out.';
+'How often the message was given out and came back; null: never. Written when it comes back, not when it is given out.';
 
 CREATE TABLE taskoutbox.dead_letter (
 	id bigint NOT NULL,
@@ -107,11 +107,11 @@ COMMENT ON COLUMN taskoutbox.dead_letter.blocks IS
 'Its message group waits until it is redriven, cancelled or purged.';
 
 CREATE TABLE taskoutbox.deduplication (
-	queue text NOT NULL,
-	deduplication_id text NOT NULL,
+	queue text COLLATE "C" NOT NULL,
+	deduplication_id text COLLATE "C" NOT NULL,
 	task_id bigint NOT NULL,
 	expires_at timestamp with time zone NOT NULL,
-	PRIMARY KEY (queue, deduplication_id)
+	PRIMARY KEY (deduplication_id, queue)
 );
 CREATE INDEX deduplication_expires_at_idx ON taskoutbox.deduplication (expires_at);
 COMMENT ON TABLE taskoutbox.deduplication IS
@@ -547,7 +547,7 @@ COMMENT ON FUNCTION taskoutbox.get_in_flight() IS
 
 CREATE VIEW taskoutbox.in_flight AS
 SELECT t.queue, f.id, t.task_type, t.group_id, f.holder, f.since, f.until, f.being_deleted, f.waits_for_retry,
-	t.receive_count OPERATOR(pg_catalog.+) 1 AS receive_count, t.last_error
+	COALESCE(t.receive_count, 0) OPERATOR(pg_catalog.+) 1 AS receive_count, t.last_error
 FROM taskoutbox.get_in_flight() f JOIN taskoutbox.task_outbox t ON t.id OPERATOR(pg_catalog.=) f.id;
 COMMENT ON VIEW taskoutbox.in_flight IS
 'Messages in flight: the process id of the session that received each, since when, until when it is hidden from others, the how manieth receive it is, and what the last one said. waits_for_retry: its consumer has given up, and it comes back at that time.';
@@ -632,7 +632,7 @@ BEGIN ATOMIC
 			ELSE 'receive'
 		END,
 		t.queue, t.task_type, t.group_id, t.enqueued_at,
-		t.receive_count OPERATOR(pg_catalog.+) (f.id IS NOT NULL)::integer,
+		COALESCE(t.receive_count, 0) OPERATOR(pg_catalog.+) (f.id IS NOT NULL)::integer,
 		t.last_error, t.redriven_from
 	FROM taskoutbox.task_outbox t
 	LEFT JOIN taskoutbox.queue q ON q.name OPERATOR(pg_catalog.=) t.queue

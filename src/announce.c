@@ -19,7 +19,6 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
-#include "storage/lmgr.h"
 #include "tcop/utility.h"
 
 /* Ids of others between two of ours are looked up in vain, which is cheap. */
@@ -30,7 +29,6 @@ static IdRun *runs = NULL;		/* taskoutbox_announce_size of them */
 static int	nruns = 0;
 static int64 sweep = NO_SWEEP;
 static bool has_direct_ids = false;
-static bool is_locked = false;
 static bool is_announced = false;
 
 static ProcessUtility_hook_type next_ProcessUtility = NULL;
@@ -41,7 +39,6 @@ forget(void)
 	nruns = 0;
 	sweep = NO_SWEEP;
 	has_direct_ids = false;
-	is_locked = false;
 	is_announced = false;
 }
 
@@ -69,16 +66,6 @@ withdraw(void)
 	SpinLockAcquire(&slot->mutex);
 	slot->announced_dboid = InvalidOid;
 	SpinLockRelease(&slot->mutex);
-}
-
-bool
-announce_lock(Oid outbox)
-{
-	if (is_locked)
-		return false;
-	LockRelationOid(outbox, RowExclusiveLock);
-	is_locked = true;
-	return true;
 }
 
 void
@@ -163,15 +150,6 @@ announce_xact_callback(XactEvent event, void *arg)
 }
 
 static void
-announce_subxact_callback(SubXactEvent event, SubTransactionId mySubid,
-						  SubTransactionId parentSubid, void *arg)
-{
-	/* The lock may have been taken inside, and is then gone. */
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		is_locked = false;
-}
-
-static void
 announce_ProcessUtility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
 						ProcessUtilityContext context, ParamListInfo params,
 						QueryEnvironment *queryEnv, DestReceiver *dest, QueryCompletion *qc)
@@ -223,7 +201,6 @@ void
 announce_init(void)
 {
 	RegisterXactCallback(announce_xact_callback, NULL);
-	RegisterSubXactCallback(announce_subxact_callback, NULL);
 
 	next_ProcessUtility = ProcessUtility_hook ? ProcessUtility_hook : standard_ProcessUtility;
 	ProcessUtility_hook = announce_ProcessUtility;

@@ -10,14 +10,6 @@
 /* Registers the transaction callbacks and the utility hook; from _PG_init. */
 extern void announce_init(void);
 
-/*
- * To be called before a transaction draws its first id, and cheap after that:
- * takes RowExclusiveLock on the outbox until the transaction ends, which is what
- * makes the relay's floor exact (see relay.c). Returns whether it was that first
- * time.
- */
-extern bool announce_lock(Oid outbox);
-
 /* This transaction inserted a task with this id, by enqueue. */
 extern void announce_id(int64 id);
 

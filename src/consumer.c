@@ -105,7 +105,7 @@ message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool
 	values[MESSAGE_DEDUPLICATION_ID - 1] = row[OUTBOX_DEDUPLICATION_ID - 1];
 	values[MESSAGE_HEADERS - 1] = nulls[MESSAGE_HEADERS - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_HEADERS);
 	values[MESSAGE_ENQUEUED_AT - 1] = row[OUTBOX_ENQUEUED_AT - 1];
-	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum(DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1]) + 1);
+	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum((isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 : DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1])) + 1);
 	values[MESSAGE_LAST_ERROR - 1] = nulls[MESSAGE_LAST_ERROR - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_LAST_ERROR);
 	values[MESSAGE_UID - 1] = CStringGetTextDatum(task_uid(DatumGetInt64(first_id),
 											  DatumGetTimestampTz(row[OUTBOX_ENQUEUED_AT - 1])));

@@ -26,6 +26,7 @@
 #include "utils/timestamp.h"
 
 #include "check.h"
+#include "insert.h"
 #include "outbox.h"
 #include "shared.h"
 
@@ -34,6 +35,8 @@ static int64 nduplicates = 0;
 static int64 first_task = 0;
 static char first_id[ID_CHARACTERS + 1];
 static int	depth = 0;
+
+static InsertTarget target = {"deduplication", 4};
 
 static ExecutorRun_hook_type prev_ExecutorRun = NULL;
 static ExecutorFinish_hook_type prev_ExecutorFinish = NULL;
@@ -59,6 +62,11 @@ deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampT
 		Int64GetDatum(task_id), TimestampTzGetDatum(expires_at),
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
+	bool		nulls[4] = {false};
+
+	/* Nearly always. */
+	if (insert_new_row(&target, values, nulls))
+		return 0;
 
 	for (;;)
 	{

@@ -3,8 +3,9 @@
  *	  The producers' side: one task becomes one row, in the caller's transaction.
  *
  * enqueue checks everything that the queue would refuse later, and whether the
- * task is a duplicate (deduplication.c), then inserts the row itself, without a statement: it skips triggers, row security and the
- * privileges on the table, which nobody but its owner has. Rows that come in
+ * task is a duplicate (deduplication.c), then inserts the row itself, without a
+ * statement (insert.c): it skips triggers, row security and the privileges on the
+ * table, which nobody but its owner has. Rows that come in
  * by other means meet the same checks in a trigger, which also tells the relay;
  * only their queue need not exist yet, since a restore can bring it later.
  */
@@ -17,8 +18,10 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
+#include "utils/typcache.h"
 
 #include "announce.h"
 #include "check.h"
@@ -180,6 +183,7 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	char	   *task_type = check_name("task_type", fcinfo, ARG_TASK_TYPE);
 	char	   *queue = check_name("queue", fcinfo, ARG_QUEUE);
 	char	   *deduplication_id = optional_text(fcinfo, ARG_DEDUPLICATION_ID);
+	const QueueSettings *settings;
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz deliver_at;
 	int64		window;
@@ -205,8 +209,9 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 
 	/* With the lock that comes with the id, the queue cannot be dropped. */
 	id = outbox_draw_id();
-	queue_check_producer(queue_settings(queue), GetUserId());
-	window = window_argument(fcinfo, queue_settings(queue));
+	settings = queue_settings(queue);
+	queue_check_producer(settings, GetUserId());
+	window = window_argument(fcinfo, settings);
 	if (deduplication_id)
 	{
 		deduplication_id = deduplication_scoped(deduplication_id);
@@ -219,7 +224,6 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	PUT(OUTBOX_ENQUEUED_AT, TimestampTzGetDatum(now));
 	if (deliver_at != DT_NOBEGIN)
 		PUT(OUTBOX_DELIVER_AT, TimestampTzGetDatum(deliver_at));
-	PUT(OUTBOX_RECEIVE_COUNT, Int32GetDatum(0));
 	PUT(OUTBOX_QUEUE, PG_GETARG_DATUM(ARG_QUEUE));
 	PUT(OUTBOX_TASK_TYPE, PG_GETARG_DATUM(ARG_TASK_TYPE));
 	PUT(OUTBOX_PAYLOAD, PG_GETARG_DATUM(ARG_PAYLOAD));
@@ -232,7 +236,7 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 #undef PUT
 	if (first == 0)
 	{
-		check_not_full(queue_settings(queue));
+		check_not_full(settings);
 		outbox_insert(values, nulls);
 	}
 
@@ -240,9 +244,7 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	{
 		MemoryContext old = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
 
-		if (get_call_result_type(fcinfo, NULL, &result_desc) != TYPEFUNC_COMPOSITE)
-			elog(ERROR, "return type must be a row type");
-		result_desc = BlessTupleDesc(CreateTupleDescCopy(result_desc));
+		result_desc = BlessTupleDesc(lookup_rowtype_tupdesc_copy(get_func_rettype(fcinfo->flinfo->fn_oid), -1));
 		fcinfo->flinfo->fn_extra = result_desc;
 		MemoryContextSwitchTo(old);
 	}

@@ -108,10 +108,9 @@ insert_pin(void)
 }
 
 void
-installation_pin(void)
+installation_pin(Oid outbox)
 {
 	static LocalTransactionId inserted = InvalidLocalTransactionId;
-	Oid			outbox = outbox_relid();
 
 	if (pinned_outbox == outbox)
 		return;

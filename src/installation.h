@@ -13,8 +13,8 @@
 
 #include "shared.h"
 
-/* Make sure that this installation has a pin, in a transaction that enqueues. */
-extern void installation_pin(void);
+/* Make sure that the installation with this outbox has a pin, in a transaction that enqueues. */
+extern void installation_pin(Oid outbox);
 
 /* The pin, and the installation's own id, as they are at this moment. */
 extern InstallationPin installation_read_pin(void);

@@ -28,12 +28,15 @@
 #include "utils/timestamp.h"
 
 #include "check.h"
+#include "insert.h"
 #include "installation.h"
 #include "outbox.h"
 #include "queue.h"
 
 /* Under this name the ids stand that controllers handled; claim refuses it. */
 #define CONTROLLERS RESERVED_PREFIX "controllers"
+
+static InsertTarget target = {"ledger", 3};
 
 PG_FUNCTION_INFO_V1(taskoutbox_claim);
 
@@ -92,7 +95,7 @@ ledger_enter(const char *uid)
 							   C_COLLATION_OID, F_TEXTEQ, values[i]);
 	is_new = !exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
 	if (is_new)
-		outbox_insert_row(rel, values, nulls, lengthof(values));
+		insert_row(&target, values, nulls);
 	table_close(rel, NoLock);
 	return is_new;
 }

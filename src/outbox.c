@@ -22,7 +22,6 @@
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
 #include "common/hashfn.h"
-#include "executor/executor.h"
 #include "executor/spi.h"
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
@@ -38,10 +37,13 @@
 #include "utils/syscache.h"
 
 #include "announce.h"
+#include "insert.h"
 #include "installation.h"
 
 /* How often to complain about a row that cannot be changed at all. */
 #define REPORT_INTERVAL (60 * USECS_PER_SEC)
+
+static InsertTarget target = {"task_outbox", OUTBOX_COLUMNS};
 
 Oid
 outbox_sibling_relid(const char *name)
@@ -96,45 +98,24 @@ group_key(uint64 queue, const text *group)
 int64
 outbox_draw_id(void)
 {
+	static Oid	known_outbox = InvalidOid;
+	static Oid	sequence;
+
 	/* The lock comes before the id: the relay's floor stands on that. */
-	if (announce_lock(outbox_relid()))
-		installation_pin();
-	return nextval_internal(outbox_sibling_relid("task_outbox_id_seq"), false);
-}
-
-void
-outbox_insert_row(Relation rel, const Datum *values, const bool *nulls, int ncolumns)
-{
-	TupleTableSlot *slot;
-	EState	   *estate;
-	ResultRelInfo *target;
-
-	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), table_slot_callbacks(rel));
-	memset(slot->tts_isnull, true, RelationGetDescr(rel)->natts * sizeof(bool));
-	memcpy(slot->tts_values, values, ncolumns * sizeof(Datum));
-	memcpy(slot->tts_isnull, nulls, ncolumns * sizeof(bool));
-	ExecStoreVirtualTuple(slot);
-	table_tuple_insert(rel, slot, GetCurrentCommandId(true), 0, NULL);
-
-	estate = CreateExecutorState();
-	target = makeNode(ResultRelInfo);
-	InitResultRelInfo(target, rel, 1, NULL, 0);
-	ExecOpenIndices(target, false);
-	compat_ExecInsertIndexTuples(target, slot, estate);
-	ExecCloseIndices(target);
-	FreeExecutorState(estate);
-
-	ExecDropSingleTupleTableSlot(slot);
+	if (insert_lock(&target))
+	{
+		installation_pin(target.relid);
+		if (known_outbox != target.relid)
+			sequence = outbox_sibling_relid("task_outbox_id_seq");
+		known_outbox = target.relid;
+	}
+	return nextval_internal(sequence, false);
 }
 
 void
 outbox_insert(const Datum *values, const bool *nulls)
 {
-	Relation	rel = table_open(outbox_relid(), NoLock);
-
-	outbox_insert_row(rel, values, nulls, OUTBOX_COLUMNS);
-	table_close(rel, NoLock);
-
+	insert_row(&target, values, nulls);
 	announce_id(DatumGetInt64(values[OUTBOX_ID - 1]));
 }
 
@@ -268,13 +249,14 @@ outbox_row(OutboxReader *reader)
 	OutboxRow	row;
 	text	   *name;
 
-	slot_getsomeattrs(slot, OUTBOX_GROUP_ID);
+	slot_getsomeattrs(slot, OUTBOX_RECEIVE_COUNT);
 
 	name = DatumGetTextPP(slot->tts_values[OUTBOX_QUEUE - 1]);
 	row.id = DatumGetInt64(slot->tts_values[OUTBOX_ID - 1]);
 	row.first_id = slot->tts_isnull[OUTBOX_REDRIVEN_FROM - 1] ? row.id :
 		DatumGetInt64(slot->tts_values[OUTBOX_REDRIVEN_FROM - 1]);
-	row.receive_count = DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
+	row.receive_count = slot->tts_isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 :
+		DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
 	row.deliver_at = slot->tts_isnull[OUTBOX_DELIVER_AT - 1] ? DT_NOBEGIN :
 		DatumGetTimestampTz(slot->tts_values[OUTBOX_DELIVER_AT - 1]);
 	row.queue = queue_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));

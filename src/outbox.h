@@ -14,20 +14,20 @@
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
-/* Columns of task_outbox. */
+/* Columns of task_outbox: those that few rows need come last (insert.c leaves them out). */
 enum
 {
 	OUTBOX_ID = 1,
 	OUTBOX_ENQUEUED_AT,
-	OUTBOX_DELIVER_AT,
-	OUTBOX_REDRIVEN_FROM,
-	OUTBOX_RECEIVE_COUNT,
+	OUTBOX_PAYLOAD,
 	OUTBOX_QUEUE,
 	OUTBOX_GROUP_ID,
 	OUTBOX_TASK_TYPE,
-	OUTBOX_PAYLOAD,
 	OUTBOX_DEDUPLICATION_ID,
 	OUTBOX_HEADERS,
+	OUTBOX_DELIVER_AT,
+	OUTBOX_REDRIVEN_FROM,
+	OUTBOX_RECEIVE_COUNT,
 	OUTBOX_LAST_ERROR,
 	OUTBOX_COLUMNS = OUTBOX_LAST_ERROR
 };
@@ -68,17 +68,12 @@ extern uint64 queue_key(const char *name, int len);
 extern uint64 group_key(uint64 queue, const text *group);
 
 /*
- * Draw an id, with a lock on the table that is kept until the transaction ends;
- * then insert a row with it. values and nulls are in the order of the columns.
+ * Draw an id, with a RowExclusiveLock on the table that is kept until the
+ * transaction ends, which is what makes the relay's floor exact (see relay.c); then
+ * insert a row with it. values and nulls are in the order of the columns.
  */
 extern int64 outbox_draw_id(void);
 extern void outbox_insert(const Datum *values, const bool *nulls);
-
-/*
- * Insert a row into a table of the extension, without a statement, and so without
- * triggers and privileges. The columns after the given ones are null.
- */
-extern void outbox_insert_row(Relation rel, const Datum *values, const bool *nulls, int ncolumns);
 
 /* Reading by id, or in the order of ids, with the snapshot given. */
 extern OutboxReader *outbox_begin(Snapshot snapshot);

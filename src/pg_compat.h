@@ -55,11 +55,27 @@
 
 /* 16: ExecInsertIndexTuples learnt onlySummarizing */
 #if PG_VERSION_NUM >= 160000
-#define compat_ExecInsertIndexTuples(rri, slot, estate) \
-	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL, false)
+#define compat_ExecInsertIndexTuples(rri, slot, estate, no_error, conflict) \
+	ExecInsertIndexTuples(rri, slot, estate, false, no_error, conflict, NIL, false)
 #else
-#define compat_ExecInsertIndexTuples(rri, slot, estate) \
-	ExecInsertIndexTuples(rri, slot, estate, false, false, NULL, NIL)
+#define compat_ExecInsertIndexTuples(rri, slot, estate, no_error, conflict) \
+	ExecInsertIndexTuples(rri, slot, estate, false, no_error, conflict, NIL)
+#endif
+
+/* 18: ExecCheckIndexConstraints can leave out a tuple */
+#if PG_VERSION_NUM >= 180000
+#define compat_ExecCheckIndexConstraints(rri, slot, estate, other) \
+	ExecCheckIndexConstraints(rri, slot, estate, other, &(slot)->tts_tid, NIL)
+#else
+#define compat_ExecCheckIndexConstraints(rri, slot, estate, other) \
+	ExecCheckIndexConstraints(rri, slot, estate, other, NIL)
+#endif
+
+/* 17: access methods can keep something between the inserts of a statement */
+#if PG_VERSION_NUM >= 170000
+#define compat_index_insert_cleanup(index, info) index_insert_cleanup(index, info)
+#else
+#define compat_index_insert_cleanup(index, info) ((void) 0)
 #endif
 
 /* 18: index_beginscan takes an instrumentation argument */

@@ -15,6 +15,7 @@
 #include "blocked.h"
 #include "check.h"
 #include "deduplication.h"
+#include "insert.h"
 #include "launcher.h"
 #include "lease.h"
 #include "pool.h"
@@ -132,6 +133,7 @@ _PG_init(void)
 {
 	define_settings();
 	deduplication_init();
+	insert_init();
 
 	/* Without it functions can be created and restored, and enqueue works. */
 	if (!process_shared_preload_libraries_in_progress)
