@@ -266,6 +266,11 @@ SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 146 - 1 - 2) / 2)) $$);
 SELECT try($$ 'x', to_jsonb(repeat('é', (262144 - 146 - 1 - 2) / 2 + 1)) $$);
 SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 146 - 1 - 2) / 4)) $$);
 SELECT try($$ 'x', to_jsonb(repeat('🛒', (262144 - 146 - 1 - 2) / 4 + 1)) $$);
+-- What is longer as text than it is stored: escapes and numbers.
+SELECT try($$ 'x', to_jsonb(repeat(E'\x01', 43665)) $$);
+SELECT try($$ 'x', to_jsonb(repeat(E'\x01', 43666)) $$);
+SELECT try($$ 'x', '[1e130990, {"a": [1e130990]}]' $$);
+SELECT try($$ 'x', '[1e130992, {"a": [1e130992]}]' $$);
 -- Headers count with their names, their type "String" and their values.
 SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2 - 9)), headers => '{"k": "é"}' $$);
 SELECT try($$ 'x', to_jsonb(repeat('a', 262144 - 146 - 1 - 2 - 8)), headers => '{"k": "é"}' $$);
