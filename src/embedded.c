@@ -128,7 +128,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 			break;
 		state = lease_check(db, message->id, now);
 		fate = state == LEASE_HELD && !look_at_all ? OUTBOX_HERE :
-			outbox_look(dirty, message->id);
+			outbox_look_at(dirty, message->id, &message->place);
 
 		if (fate == OUTBOX_GONE)
 		{
@@ -376,11 +376,15 @@ embedded_deliver(Queue *queue, Lane *lane, int room)
 	room = Min(room, Max(1, slot->width));
 	dlist_foreach(iter, &lane->messages)
 	{
-		int64		id = dlist_container(Message, in_lane, iter.cur)->id;
+		Message    *message = dlist_container(Message, in_lane, iter.cur);
+		Offer	   *offer = &slot->offers[slot->offered % OFFERS_PER_QUEUE];
 
 		if (lane->nout == room)
 			break;
-		slot->offers[slot->offered++ % OFFERS_PER_QUEUE] = lane->nout == 0 ? id : -id;
+		offer->id = message->id;
+		offer->place = message->place;
+		offer->is_next = lane->nout > 0;
+		slot->offered++;
 		lane->nout++;
 	}
 	lane->offer_end = slot->offered;

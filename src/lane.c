@@ -476,6 +476,7 @@ lanes_accept(const OutboxRow *row, RowSource source)
 
 	message = MemoryContextAllocZero(message_context, sizeof(Message));
 	message->id = row->id;
+	message->place = row->place;
 	message->precedence = goes_first ? lanes_precedence(queue, row) : 0;
 	was_out = lane->nout > 0;
 	lane_put(lane, message, is_out);

@@ -25,6 +25,7 @@ typedef struct Lease
 {
 	LeaseKey	key;
 	uint8		secret[LEASE_SECRET_BYTES];
+	ItemPointerData place;		/* where the row was */
 	TimestampTz since;
 	TimestampTz until;			/* wall clock */
 	int			holder;			/* pid of the session that received it */
@@ -39,9 +40,10 @@ typedef struct Receipt
 {
 	int64		id;
 	uint8		secret[LEASE_SECRET_BYTES];
+	ItemPointerData place;		/* not in the text: where the row was */
 } Receipt;
 
-extern char *receipt_to_text(const Receipt *receipt);
+extern text *receipt_to_text(const Receipt *receipt);
 
 /* Error TO011 when the text is not a receipt handle. */
 extern Receipt receipt_from_text(const text *handle);
@@ -83,11 +85,11 @@ extern void lease_adopt(Oid outbox, const Receipt *receipts, int n);
 extern void lease_give_back(Oid outbox, const Receipt *receipts, int n);
 
 /*
- * Mark a message as being deleted by this transaction. To be called before the
- * row is touched. Commit ends the lease, abort (of this subtransaction) and
- * PREPARE clear the mark.
+ * Mark messages as being deleted by this transaction, and say of each how that went
+ * and where its row was. To be called before the rows are touched. Commit ends the
+ * leases, abort (of this subtransaction) and PREPARE clear the marks.
  */
-extern LeaseResult lease_mark_deleting(Oid outbox, const Receipt *receipt);
+extern void lease_mark_deleting(Oid outbox, Receipt *receipts, int n, LeaseResult *results);
 
 /*
  * Move the end of a lease; at once, whatever becomes of the transaction.

@@ -38,11 +38,10 @@
 PG_FUNCTION_INFO_V1(taskoutbox_claim);
 
 char *
-task_uid(int64 first_id, TimestampTz enqueued_at)
+task_uid(Oid outbox, int64 first_id, TimestampTz enqueued_at)
 {
 	static Oid	known_outbox = InvalidOid;
 	static pg_uuid_t uuid;
-	Oid			outbox = outbox_relid();
 
 	if (known_outbox != outbox)
 	{

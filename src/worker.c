@@ -325,6 +325,9 @@ call(Task *task, Controller *controller)
 static void
 handle(Task *task, Controller *controller)
 {
+	OutboxReader *reader;
+	LeaseResult result;
+
 	if (controller == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_NO_CONTROLLER),
@@ -339,11 +342,14 @@ handle(Task *task, Controller *controller)
 		call(task, controller);
 	PopActiveSnapshot();
 
-	if (lease_mark_deleting(outbox, &task->receipt) != LEASE_OK ||
-		outbox_delete(task->receipt.id, NULL) != OUTBOX_HERE)
+	reader = outbox_begin_delete();
+	lease_mark_deleting(outbox, &task->receipt, 1, &result);
+	if (result != LEASE_OK ||
+		outbox_delete(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
 				 errmsg("it was deleted or purged while its controller ran")));
+	outbox_end(reader);
 }
 
 /* In a subtransaction; how it went is in the task's state. */
@@ -612,7 +618,7 @@ take(bool *full)
 		Datum		values[MESSAGE_COLUMNS];
 		bool		nulls[MESSAGE_COLUMNS];
 
-		if (!message_look(reader, task->receipt.id, settings.name))
+		if (!message_look(reader, &task->receipt, settings.name))
 		{
 			/* The relay finds out what became of it. */
 			give_back(task);
