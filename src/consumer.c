@@ -36,7 +36,6 @@
 #include "queue.h"
 #include "shared.h"
 
-#define MESSAGES_MAX 1000
 #define DELETE_BATCH 100		/* under one lock */
 #define WAIT_MAX (20 * USECS_PER_SEC)	/* as SQS's long poll */
 
@@ -44,8 +43,8 @@
 typedef struct Taken
 {
 	Oid			outbox;
-	Receipt		receipts[MESSAGES_MAX];
 	int			n;
+	Receipt		receipts[FLEXIBLE_ARRAY_MEMBER];
 } Taken;
 
 PG_FUNCTION_INFO_V1(taskoutbox_receive);
@@ -170,7 +169,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 	bool		is_last_try = false;
 	bool		full = false;
 	bool		is_warned = false;
-	Taken	   *taken = palloc(sizeof(Taken));
+	Taken	   *taken;
 
 	require_preload("receive");
 	PreventCommandDuringRecovery("taskoutbox.receive()");
@@ -179,11 +178,11 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 	check_not_null("max_messages", fcinfo, 1);
 	check_not_null("wait", fcinfo, 3);
 	max_messages = PG_GETARG_INT32(1);
-	if (max_messages < 1 || max_messages > MESSAGES_MAX)
+	if (max_messages < 1 || max_messages > TAKE_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("max_messages is out of range"),
-				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
+				 errdetail("It must be between 1 and %d.", TAKE_MAX)));
 	settings = queue_settings(name);
 	queue_check_consumer(settings, GetUserId());
 	if (!queue_is_embedded(settings))
@@ -200,11 +199,8 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 
+	taken = palloc(offsetof(Taken, receipts) + max_messages * sizeof(Receipt));
 	taken->outbox = outbox_relid();
-	if (!pg_strong_random(taken->receipts, max_messages * sizeof(Receipt)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR),
-				 errmsg("could not generate random receipt handles")));
 
 	deadline = GetCurrentTimestamp() + (wait > 0 ? wait : ANSWER_TIMEOUT);
 	for (;;)
@@ -290,6 +286,13 @@ succeeded(LeaseResult result, int64 id, bool missing_ok)
 	return result == LEASE_OK;
 }
 
+static int
+compare_places(const void *a, const void *b)
+{
+	return ItemPointerCompare((ItemPointer) &((const Receipt *) a)->place,
+							  (ItemPointer) &((const Receipt *) b)->place);
+}
+
 /* Returns how many there were. */
 static int
 delete_messages(Receipt *receipts, int n, bool missing_ok)
@@ -298,18 +301,24 @@ delete_messages(Receipt *receipts, int n, bool missing_ok)
 	LeaseResult *results = palloc(n * sizeof(LeaseResult));
 	int			deleted = 0;
 
+	int			nmarked = 0;
+
 	lease_mark_deleting(RelationGetRelid(reader->rel), receipts, n, results);
 	for (int i = 0; i < n; i++)
 	{
-		if (results[i] == LEASE_OK)
-		{
-			OutboxFate	fate = outbox_delete(reader, receipts[i].id, &receipts[i].place);
+		if (succeeded(results[i], receipts[i].id, missing_ok))
+			receipts[nmarked++] = receipts[i];
+	}
+	/* Messages of one group are far from each other, those that came at one time are not. */
+	qsort(receipts, nmarked, sizeof(Receipt), compare_places);
+	for (int i = 0; i < nmarked; i++)
+	{
+		OutboxFate	fate = outbox_delete(reader, receipts[i].id, &receipts[i].place);
 
-			/* Busy: by its owner, or prepared. */
-			results[i] = fate == OUTBOX_HERE ? LEASE_OK :
-				fate == OUTBOX_BUSY ? LEASE_BEING_DELETED : LEASE_STALE;
-		}
-		deleted += succeeded(results[i], receipts[i].id, missing_ok);
+		/* Busy: by its owner, or prepared. */
+		deleted += succeeded(fate == OUTBOX_HERE ? LEASE_OK :
+							 fate == OUTBOX_BUSY ? LEASE_BEING_DELETED : LEASE_STALE,
+							 receipts[i].id, missing_ok);
 	}
 	outbox_end(reader);
 	return deleted;

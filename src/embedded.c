@@ -158,7 +158,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 
 		if (nout-- <= 0)
 			break;
-		if (outbox_look(dirty, message->id) != OUTBOX_HERE)
+		if (outbox_look_at(dirty, message->id, &message->place) != OUTBOX_HERE)
 		{
 			still_out++;
 			lane->is_busy = true;
@@ -254,7 +254,7 @@ forget_gone(DatabaseSlot *db, Queue *queue, OutboxReader *dirty)
 	{
 		Message    *message = dlist_container(Message, in_queue, iter.cur);
 
-		if (message->lane->nout == 0 && outbox_look(dirty, message->id) == OUTBOX_GONE)
+		if (message->lane->nout == 0 && outbox_look_at(dirty, message->id, &message->place) == OUTBOX_GONE)
 			forget(db, message);
 	}
 }

@@ -39,6 +39,10 @@ typedef struct PendingLease
 	SubTransactionId subxid;
 } PendingLease;
 
+/* Random bytes for the next receipt handles; it is cheaper to get many at once. */
+static uint8 secrets[TAKE_MAX][LEASE_SECRET_BYTES];
+static int	nsecrets = 0;
+
 static PendingLease *pending = NULL;
 static int	npending = 0;
 static int	pending_size = 0;
@@ -191,6 +195,16 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 	int			n = 0;
 	bool		wake;
 
+	if (nsecrets < max)
+	{
+		nsecrets = 0;
+		if (!pg_strong_random(secrets, sizeof(secrets)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR),
+					 errmsg("could not generate random receipt handles")));
+		nsecrets = TAKE_MAX;
+	}
+
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 
 	/*
@@ -226,6 +240,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		shared->nleases++;
 		receipts[n].id = offer->id;
 		receipts[n].place = lease->place = offer->place;
+		memcpy(receipts[n].secret, secrets[--nsecrets], LEASE_SECRET_BYTES);
 		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
 		lease->since = now;
 		lease->until = until;

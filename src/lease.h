@@ -66,10 +66,12 @@ extern void lease_init(void);
 /* While all leases of the cluster are in use, taking is worth a try this often. */
 #define FULL_RETRY (1 * USECS_PER_SEC)
 
+/* The most that can be taken at once. */
+#define TAKE_MAX 1000
+
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
- * and return their number. receipts has room for max and comes with secrets
- * filled in. 0 also when the relay is to offer longer parts of lanes first. Sets
+ * and return their number. receipts has room for max. 0 also when the relay is to offer longer parts of lanes first. Sets
  * *full when the leases of the cluster (taskoutbox.max_in_flight) are used up.
  */
 extern int	lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,

@@ -338,12 +338,18 @@ outbox_look_at(OutboxReader *reader, int64 id, const ItemPointerData *place)
 	Snapshot	dirty = reader->scan->xs_snapshot;
 
 	/*
-	 * A row that is updated between our look at the index and at the table is
-	 * missed: the old version is dead by then, and the entry of the new one came
-	 * too late. What was there when this reader began cannot be missed.
+	 * By a dirty snapshot alone, a row that is updated between our look at the
+	 * index and at the table is missed: the old version is dead by then, and the
+	 * entry of the new one came too late. What was there when this reader began
+	 * cannot be missed; and what was not is gone.
 	 */
-	if (!(place && is_at(reader, id, place)) && !outbox_lookup(reader, id))
-		return was_there(reader, id) ? OUTBOX_BUSY : OUTBOX_GONE;
+	if (!(place && is_at(reader, id, place)))
+	{
+		if (!was_there(reader, id))
+			return OUTBOX_GONE;
+		if (!outbox_lookup(reader, id))
+			return OUTBOX_BUSY;
+	}
 	/* The visibility check left there who is at work on the row. */
 	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
 		return OUTBOX_BUSY;

@@ -596,11 +596,7 @@ take(bool *full)
 	if (n > 0)
 		lease_adopt(outbox, receipts, n);
 	else if (queue)
-	{
-		if (!pg_strong_random(receipts, take_next * sizeof(Receipt)))
-			elog(ERROR, "could not generate random receipt handles");
 		n = lease_take(db, outbox, queue, take_next, LEASE_WHILE_ALIVE, receipts, full);
-	}
 	for (int i = 0; i < n; i++)
 	{
 		tasks[i].state = TASK_TAKEN;
