@@ -83,12 +83,13 @@ ledger_enter(const char *uid)
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
 	bool		nulls[lengthof(values)] = {false};
-	ScanKeyData keys[2];
+	static const int columns[] = {1, 0};	/* of the primary key */
+	ScanKeyData keys[lengthof(columns)];
 	bool		is_new;
 
 	for (int i = 0; i < lengthof(keys); i++)
 		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, values[i]);
+							   C_COLLATION_OID, F_TEXTEQ, values[columns[i]]);
 	is_new = !exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
 	if (is_new)
 		outbox_insert_row(rel, values, nulls, lengthof(values));
