@@ -289,8 +289,7 @@ succeeded(LeaseResult result, int64 id, bool missing_ok)
 static int
 compare_places(const void *a, const void *b)
 {
-	return ItemPointerCompare((ItemPointer) &((const Receipt *) a)->place,
-							  (ItemPointer) &((const Receipt *) b)->place);
+	return ItemPointerCompare(&(*(Receipt *const *) a)->place, &(*(Receipt *const *) b)->place);
 }
 
 /* Returns how many there were. */
@@ -299,26 +298,26 @@ delete_messages(Receipt *receipts, int n, bool missing_ok)
 {
 	OutboxReader *reader = outbox_begin_delete();
 	LeaseResult *results = palloc(n * sizeof(LeaseResult));
-	int			deleted = 0;
-
+	Receipt   **marked = palloc(n * sizeof(Receipt *));
 	int			nmarked = 0;
+	int			deleted = 0;
 
 	lease_mark_deleting(RelationGetRelid(reader->rel), receipts, n, results);
 	for (int i = 0; i < n; i++)
 	{
 		if (succeeded(results[i], receipts[i].id, missing_ok))
-			receipts[nmarked++] = receipts[i];
+			marked[nmarked++] = &receipts[i];
 	}
 	/* Messages of one group are far from each other, those that came at one time are not. */
-	qsort(receipts, nmarked, sizeof(Receipt), compare_places);
+	qsort(marked, nmarked, sizeof(Receipt *), compare_places);
 	for (int i = 0; i < nmarked; i++)
 	{
-		OutboxFate	fate = outbox_delete(reader, receipts[i].id, &receipts[i].place);
+		OutboxFate	fate = outbox_delete(reader, marked[i]->id, &marked[i]->place);
 
 		/* Busy: by its owner, or prepared. */
 		deleted += succeeded(fate == OUTBOX_HERE ? LEASE_OK :
 							 fate == OUTBOX_BUSY ? LEASE_BEING_DELETED : LEASE_STALE,
-							 receipts[i].id, missing_ok);
+							 marked[i]->id, missing_ok);
 	}
 	outbox_end(reader);
 	return deleted;

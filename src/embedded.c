@@ -269,7 +269,8 @@ embedded_settle(DatabaseSlot *db)
 	bool		look_at_rows;
 	bool		look_at_busy;
 	TimestampTz now = GetCurrentTimestamp();
-	OutboxReader *dirty;
+	bool		has_expired = db->next_expiry <= now;
+	OutboxReader *dirty = NULL;
 
 	if (runs == NULL)
 		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_ring_size * sizeof(IdRun));
@@ -283,7 +284,9 @@ embedded_settle(DatabaseSlot *db)
 	db->check_rows = false;
 	SpinLockRelease(&db->mutex);
 
-	dirty = outbox_begin_dirty();
+	/* Mostly nothing ended, and somebody waits for what came. */
+	if (nruns > 0 || look_at_all || nbusy > 0 || has_expired)
+		dirty = outbox_begin_dirty();
 
 	for (int i = 0; i < nruns; i++)
 	{
@@ -301,7 +304,7 @@ embedded_settle(DatabaseSlot *db)
 				forget(db, message);
 		}
 	}
-	if (db->next_expiry <= now)
+	if (has_expired)
 	{
 		int64	   *ids;
 		int			n = lease_list(db, now, &ids);
@@ -336,7 +339,8 @@ embedded_settle(DatabaseSlot *db)
 	}
 	for (int i = 0; i < lane_nqueues && look_at_rows; i++)
 		forget_gone(db, &lane_queues[i], dirty);
-	outbox_end(dirty);
+	if (dirty)
+		outbox_end(dirty);
 
 	for (int i = 0; i < lane_nqueues; i++)
 	{

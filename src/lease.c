@@ -17,6 +17,7 @@
 #include "shared.h"
 
 #include "access/xact.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -46,6 +47,14 @@ static int	nsecrets = 0;
 static PendingLease *pending = NULL;
 static int	npending = 0;
 static int	pending_size = 0;
+
+uint32
+lease_key_hash(const void *key, Size keysize)
+{
+	const LeaseKey *lease_key = key;
+
+	return murmurhash32((uint32) lease_key->id ^ murmurhash32(lease_key->dboid + lease_key->outbox));
+}
 
 static Lease *
 lease_find(LeaseKey key)

@@ -55,6 +55,9 @@ typedef enum LeaseResult
 	LEASE_BEING_DELETED			/* by another open transaction */
 } LeaseResult;
 
+/* Of the hash of leases: ids differ most. */
+extern uint32 lease_key_hash(const void *key, Size keysize);
+
 /* Registers the transaction callbacks; from _PG_init. */
 extern void lease_init(void);
 
