@@ -134,7 +134,7 @@ CREATE TABLE taskoutbox.ledger (
 	consumer text COLLATE "C" NOT NULL,
 	id text COLLATE "C" NOT NULL,
 	claimed_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-	PRIMARY KEY (consumer, id)
+	PRIMARY KEY (id, consumer)
 );
 CREATE INDEX ledger_claimed_at_idx ON taskoutbox.ledger (claimed_at);
 COMMENT ON TABLE taskoutbox.ledger IS

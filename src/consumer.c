@@ -12,6 +12,7 @@
  */
 #include "taskoutbox.h"
 
+#include "access/detoast.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/namespace.h"
@@ -35,15 +36,15 @@
 #include "queue.h"
 #include "shared.h"
 
-#define MESSAGES_MAX 1000
+#define DELETE_BATCH 100		/* under one lock */
 #define WAIT_MAX (20 * USECS_PER_SEC)	/* as SQS's long poll */
 
 /* Messages that were taken, but not returned to the caller yet. */
 typedef struct Taken
 {
 	Oid			outbox;
-	Receipt		receipts[MESSAGES_MAX];
 	int			n;
+	Receipt		receipts[FLEXIBLE_ARRAY_MEMBER];
 } Taken;
 
 PG_FUNCTION_INFO_V1(taskoutbox_receive);
@@ -59,11 +60,13 @@ give_back_taken(int code, Datum arg)
 	lease_give_back(taken->outbox, taken->receipts, taken->n);
 }
 
-/* A copy that stays readable after the row is gone. */
+/* What stays readable after the row is gone; what is not kept elsewhere is copied with the rest. */
 static Datum
-detoasted(TupleTableSlot *slot, int column)
+fetched(Datum value)
 {
-	return PointerGetDatum(PG_DETOAST_DATUM_COPY(slot->tts_values[column - 1]));
+	struct varlena *varlena = (struct varlena *) DatumGetPointer(value);
+
+	return VARATT_IS_EXTERNAL(varlena) ? PointerGetDatum(detoast_external_attr(varlena)) : value;
 }
 
 Oid
@@ -74,13 +77,17 @@ message_type(void)
 }
 
 bool
-message_look(OutboxReader *reader, int64 id, const char *queue)
+message_look(OutboxReader *reader, const Receipt *receipt, const char *queue)
 {
-	if (outbox_look(reader, id) != OUTBOX_HERE)
+	const text *name;
+
+	if (outbox_look_at(reader, receipt->id, &receipt->place) != OUTBOX_HERE)
 		return false;
 	slot_getsomeattrs(reader->slot, OUTBOX_COLUMNS);
 	/* Offers are kept by the hash of the queue's name. */
-	return strcmp(TextDatumGetCString(reader->slot->tts_values[OUTBOX_QUEUE - 1]), queue) == 0;
+	name = DatumGetTextPP(reader->slot->tts_values[OUTBOX_QUEUE - 1]);
+	return VARSIZE_ANY_EXHDR(name) == strlen(queue) &&
+		memcmp(VARDATA_ANY(name), queue, VARSIZE_ANY_EXHDR(name)) == 0;
 }
 
 void
@@ -89,6 +96,7 @@ message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool
 	const Datum *row = slot->tts_values;
 	const bool *isnull = slot->tts_isnull;
 	Datum		first_id = row[(isnull[OUTBOX_REDRIVEN_FROM - 1] ? OUTBOX_ID : OUTBOX_REDRIVEN_FROM) - 1];
+	int			receive_count = isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 : DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1]);
 
 	memset(nulls, false, MESSAGE_COLUMNS * sizeof(bool));
 	nulls[MESSAGE_RECEIPT_HANDLE - 1] = receipt == NULL;
@@ -97,17 +105,17 @@ message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool
 	nulls[MESSAGE_HEADERS - 1] = isnull[OUTBOX_HEADERS - 1];
 	nulls[MESSAGE_LAST_ERROR - 1] = isnull[OUTBOX_LAST_ERROR - 1];
 	values[MESSAGE_ID - 1] = row[OUTBOX_ID - 1];
-	values[MESSAGE_RECEIPT_HANDLE - 1] = receipt ? CStringGetTextDatum(receipt_to_text(receipt)) : (Datum) 0;
+	values[MESSAGE_RECEIPT_HANDLE - 1] = receipt ? PointerGetDatum(receipt_to_text(receipt)) : (Datum) 0;
 	values[MESSAGE_QUEUE - 1] = row[OUTBOX_QUEUE - 1];
 	values[MESSAGE_TASK_TYPE - 1] = row[OUTBOX_TASK_TYPE - 1];
-	values[MESSAGE_PAYLOAD - 1] = detoasted(slot, OUTBOX_PAYLOAD);
+	values[MESSAGE_PAYLOAD - 1] = fetched(row[OUTBOX_PAYLOAD - 1]);
 	values[MESSAGE_GROUP_ID - 1] = row[OUTBOX_GROUP_ID - 1];
 	values[MESSAGE_DEDUPLICATION_ID - 1] = row[OUTBOX_DEDUPLICATION_ID - 1];
-	values[MESSAGE_HEADERS - 1] = nulls[MESSAGE_HEADERS - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_HEADERS);
+	values[MESSAGE_HEADERS - 1] = nulls[MESSAGE_HEADERS - 1] ? (Datum) 0 : fetched(row[OUTBOX_HEADERS - 1]);
 	values[MESSAGE_ENQUEUED_AT - 1] = row[OUTBOX_ENQUEUED_AT - 1];
-	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum((isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 : DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1])) + 1);
-	values[MESSAGE_LAST_ERROR - 1] = nulls[MESSAGE_LAST_ERROR - 1] ? (Datum) 0 : detoasted(slot, OUTBOX_LAST_ERROR);
-	values[MESSAGE_UID - 1] = CStringGetTextDatum(task_uid(DatumGetInt64(first_id),
+	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum(receive_count + 1);
+	values[MESSAGE_LAST_ERROR - 1] = nulls[MESSAGE_LAST_ERROR - 1] ? (Datum) 0 : fetched(row[OUTBOX_LAST_ERROR - 1]);
+	values[MESSAGE_UID - 1] = CStringGetTextDatum(task_uid(slot->tts_tableOid, DatumGetInt64(first_id),
 											  DatumGetTimestampTz(row[OUTBOX_ENQUEUED_AT - 1])));
 }
 
@@ -129,7 +137,7 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 		Datum		values[MESSAGE_COLUMNS];
 		bool		nulls[MESSAGE_COLUMNS];
 
-		if (!message_look(reader, receipt->id, queue))
+		if (!message_look(reader, receipt, queue))
 		{
 			lease_give_back(taken->outbox, receipt, 1);
 			/* Out of the list at once: an error below must not give it back twice. */
@@ -162,7 +170,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 	bool		is_last_try = false;
 	bool		full = false;
 	bool		is_warned = false;
-	Taken	   *taken = palloc(sizeof(Taken));
+	Taken	   *taken;
 
 	require_preload("receive");
 	PreventCommandDuringRecovery("taskoutbox.receive()");
@@ -171,11 +179,11 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 	check_not_null("max_messages", fcinfo, 1);
 	check_not_null("wait", fcinfo, 3);
 	max_messages = PG_GETARG_INT32(1);
-	if (max_messages < 1 || max_messages > MESSAGES_MAX)
+	if (max_messages < 1 || max_messages > TAKE_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RANGE),
 				 errmsg("max_messages is out of range"),
-				 errdetail("It must be between 1 and %d.", MESSAGES_MAX)));
+				 errdetail("It must be between 1 and %d.", TAKE_MAX)));
 	settings = queue_settings(name);
 	queue_check_consumer(settings, GetUserId());
 	if (!queue_is_embedded(settings))
@@ -192,11 +200,8 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 
+	taken = palloc(offsetof(Taken, receipts) + max_messages * sizeof(Receipt));
 	taken->outbox = outbox_relid();
-	if (!pg_strong_random(taken->receipts, max_messages * sizeof(Receipt)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INTERNAL_ERROR),
-				 errmsg("could not generate random receipt handles")));
 
 	deadline = GetCurrentTimestamp() + (wait > 0 ? wait : ANSWER_TIMEOUT);
 	for (;;)
@@ -282,39 +287,62 @@ succeeded(LeaseResult result, int64 id, bool missing_ok)
 	return result == LEASE_OK;
 }
 
-static bool
-delete_message(text *handle, bool missing_ok)
+static int
+compare_places(const void *a, const void *b)
 {
-	Receipt		receipt = receipt_from_text(handle);
+	return ItemPointerCompare(&(*(Receipt *const *) a)->place, &(*(Receipt *const *) b)->place);
+}
 
-	if (!succeeded(lease_mark_deleting(outbox_relid(), &receipt), receipt.id, missing_ok))
-		return false;
-	switch (outbox_delete(receipt.id, NULL))
+/* Returns how many there were. */
+static int
+delete_messages(Receipt *receipts, int n, bool missing_ok)
+{
+	OutboxReader *reader = outbox_begin_delete();
+	LeaseResult *results = palloc(n * sizeof(LeaseResult));
+	Receipt   **marked = palloc(n * sizeof(Receipt *));
+	int			nmarked = 0;
+	int			deleted = 0;
+
+	lease_mark_deleting(RelationGetRelid(reader->rel), receipts, n, results);
+	for (int i = 0; i < n; i++)
 	{
-		case OUTBOX_HERE:
-			return true;
-		case OUTBOX_BUSY:		/* by its owner, or prepared */
-			return succeeded(LEASE_BEING_DELETED, receipt.id, missing_ok);
-		default:
-			return succeeded(LEASE_STALE, receipt.id, missing_ok);
+		if (succeeded(results[i], receipts[i].id, missing_ok))
+			marked[nmarked++] = &receipts[i];
 	}
+	/* Messages of one group are far from each other, those that came at one time are not. */
+	qsort(marked, nmarked, sizeof(Receipt *), compare_places);
+	for (int i = 0; i < nmarked; i++)
+	{
+		OutboxFate	fate = outbox_delete(reader, marked[i]->id, &marked[i]->place);
+
+		/* Busy: by its owner, or prepared. */
+		deleted += succeeded(fate == OUTBOX_HERE ? LEASE_OK :
+							 fate == OUTBOX_BUSY ? LEASE_BEING_DELETED : LEASE_STALE,
+							 marked[i]->id, missing_ok);
+	}
+	outbox_end(reader);
+	return deleted;
 }
 
 Datum
 taskoutbox_delete(PG_FUNCTION_ARGS)
 {
+	Receipt		receipt;
+
 	require_preload("delete");
 	PreventCommandIfReadOnly("taskoutbox.delete()");
 	PreventCommandIfParallelMode("taskoutbox.delete()");
 	check_not_null("receipt_handle", fcinfo, 0);
 
-	PG_RETURN_BOOL(delete_message(PG_GETARG_TEXT_PP(0), !PG_ARGISNULL(1) && PG_GETARG_BOOL(1)));
+	receipt = receipt_from_text(PG_GETARG_TEXT_PP(0));
+	PG_RETURN_BOOL(delete_messages(&receipt, 1, !PG_ARGISNULL(1) && PG_GETARG_BOOL(1)) > 0);
 }
 
 Datum
 taskoutbox_delete_array(PG_FUNCTION_ARGS)
 {
 	bool		missing_ok = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
+	Receipt		receipts[DELETE_BATCH];
 	Datum	   *handles;
 	bool	   *nulls;
 	int			n;
@@ -329,14 +357,19 @@ taskoutbox_delete_array(PG_FUNCTION_ARGS)
 
 	deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false, TYPALIGN_INT,
 					  &handles, &nulls, &n);
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < n;)
 	{
-		if (nulls[i])
-			ereport(ERROR,
-					(errcode(ERRCODE_TASKOUTBOX_MISSING),
-					 errmsg("receipt_handles must not contain nulls")));
-		CHECK_FOR_INTERRUPTS();
-		deleted += delete_message(DatumGetTextPP(handles[i]), missing_ok);
+		int			nreceipts = 0;
+
+		while (i < n && nreceipts < DELETE_BATCH)
+		{
+			if (nulls[i])
+				ereport(ERROR,
+						(errcode(ERRCODE_TASKOUTBOX_MISSING),
+						 errmsg("receipt_handles must not contain nulls")));
+			receipts[nreceipts++] = receipt_from_text(DatumGetTextPP(handles[i++]));
+		}
+		deleted += delete_messages(receipts, nreceipts, missing_ok);
 	}
 	PG_RETURN_INT32(deleted);
 }

@@ -37,7 +37,7 @@ extern Oid	message_type(void);
  * Find the row of a message that was taken, with a dirty reader; false when it is
  * gone, changed by someone just now, or of another queue than was asked for.
  */
-extern bool message_look(OutboxReader *reader, int64 id, const char *queue);
+extern bool message_look(OutboxReader *reader, const Receipt *receipt, const char *queue);
 
 /*
  * The columns of the type message, of the row that was found. They are only good as

@@ -128,7 +128,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 			break;
 		state = lease_check(db, message->id, now);
 		fate = state == LEASE_HELD && !look_at_all ? OUTBOX_HERE :
-			outbox_look(dirty, message->id);
+			outbox_look_at(dirty, message->id, &message->place);
 
 		if (fate == OUTBOX_GONE)
 		{
@@ -158,7 +158,7 @@ settle_lane(DatabaseSlot *db, Lane *lane, OutboxReader *dirty, TimestampTz now, 
 
 		if (nout-- <= 0)
 			break;
-		if (outbox_look(dirty, message->id) != OUTBOX_HERE)
+		if (outbox_look_at(dirty, message->id, &message->place) != OUTBOX_HERE)
 		{
 			still_out++;
 			lane->is_busy = true;
@@ -254,7 +254,7 @@ forget_gone(DatabaseSlot *db, Queue *queue, OutboxReader *dirty)
 	{
 		Message    *message = dlist_container(Message, in_queue, iter.cur);
 
-		if (message->lane->nout == 0 && outbox_look(dirty, message->id) == OUTBOX_GONE)
+		if (message->lane->nout == 0 && outbox_look_at(dirty, message->id, &message->place) == OUTBOX_GONE)
 			forget(db, message);
 	}
 }
@@ -269,7 +269,8 @@ embedded_settle(DatabaseSlot *db)
 	bool		look_at_rows;
 	bool		look_at_busy;
 	TimestampTz now = GetCurrentTimestamp();
-	OutboxReader *dirty;
+	bool		has_expired = db->next_expiry <= now;
+	OutboxReader *dirty = NULL;
 
 	if (runs == NULL)
 		runs = MemoryContextAlloc(TopMemoryContext, taskoutbox_ring_size * sizeof(IdRun));
@@ -283,7 +284,9 @@ embedded_settle(DatabaseSlot *db)
 	db->check_rows = false;
 	SpinLockRelease(&db->mutex);
 
-	dirty = outbox_begin_dirty();
+	/* Mostly nothing ended, and somebody waits for what came. */
+	if (nruns > 0 || look_at_all || nbusy > 0 || has_expired)
+		dirty = outbox_begin_dirty();
 
 	for (int i = 0; i < nruns; i++)
 	{
@@ -301,7 +304,7 @@ embedded_settle(DatabaseSlot *db)
 				forget(db, message);
 		}
 	}
-	if (db->next_expiry <= now)
+	if (has_expired)
 	{
 		int64	   *ids;
 		int			n = lease_list(db, now, &ids);
@@ -336,7 +339,8 @@ embedded_settle(DatabaseSlot *db)
 	}
 	for (int i = 0; i < lane_nqueues && look_at_rows; i++)
 		forget_gone(db, &lane_queues[i], dirty);
-	outbox_end(dirty);
+	if (dirty)
+		outbox_end(dirty);
 
 	for (int i = 0; i < lane_nqueues; i++)
 	{
@@ -376,11 +380,15 @@ embedded_deliver(Queue *queue, Lane *lane, int room)
 	room = Min(room, Max(1, slot->width));
 	dlist_foreach(iter, &lane->messages)
 	{
-		int64		id = dlist_container(Message, in_lane, iter.cur)->id;
+		Message    *message = dlist_container(Message, in_lane, iter.cur);
+		Offer	   *offer = &slot->offers[slot->offered % OFFERS_PER_QUEUE];
 
 		if (lane->nout == room)
 			break;
-		slot->offers[slot->offered++ % OFFERS_PER_QUEUE] = lane->nout == 0 ? id : -id;
+		offer->id = message->id;
+		offer->place = message->place;
+		offer->is_next = lane->nout > 0;
+		slot->offered++;
 		lane->nout++;
 	}
 	lane->offer_end = slot->offered;

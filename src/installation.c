@@ -138,7 +138,18 @@ taskoutbox_confirm(PG_FUNCTION_ARGS)
 char *
 installation_task_uid(const pg_uuid_t *uuid, int64 first_id, TimestampTz enqueued_at)
 {
-	return psprintf("%s:" INT64_FORMAT ":" INT64_FORMAT,
-					DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(uuid))),
-					first_id, enqueued_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY);
+	char	   *uid = palloc(UUID_LEN * 2 + 4 + 2 * (1 + MAXINT8LEN) + 1);
+	char	   *at = uid;
+
+	for (int i = 0; i < UUID_LEN; i++)
+	{
+		if (i == 4 || i == 6 || i == 8 || i == 10)
+			*at++ = '-';
+		at += hex_encode((const char *) &uuid->data[i], 1, at);
+	}
+	*at++ = ':';
+	at += pg_lltoa(first_id, at);
+	*at++ = ':';
+	at += pg_lltoa(enqueued_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, at);
+	return uid;
 }

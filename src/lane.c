@@ -29,9 +29,13 @@
 
 #define LANE_MESSAGES 1000
 
-/* What a message, and a lane, takes with its part of a hash table. */
-#define MESSAGE_BYTES ((int64) (sizeof(Message) + 2 * sizeof(MessageEntry)))
-#define LANE_BYTES ((int64) (sizeof(Lane) + 2 * sizeof(LaneEntry)))
+/*
+ * What a message, and a lane, takes with what the allocator keeps before it, and with
+ * its part of a hash table.
+ */
+#define CHUNK_HEADER 16
+#define MESSAGE_BYTES ((int64) (CHUNK_HEADER + sizeof(Message) + 2 * sizeof(MessageEntry)))
+#define LANE_BYTES ((int64) (CHUNK_HEADER + sizeof(Lane) + 2 * sizeof(LaneEntry)))
 
 typedef struct MessageEntry
 {
@@ -476,6 +480,7 @@ lanes_accept(const OutboxRow *row, RowSource source)
 
 	message = MemoryContextAllocZero(message_context, sizeof(Message));
 	message->id = row->id;
+	message->place = row->place;
 	message->precedence = goes_first ? lanes_precedence(queue, row) : 0;
 	was_out = lane->nout > 0;
 	lane_put(lane, message, is_out);

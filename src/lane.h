@@ -25,6 +25,7 @@ typedef struct Message
 	dlist_node	in_lane;
 	dlist_node	in_queue;
 	int64		precedence;		/* see lane_put; 0: as they come */
+	ItemPointerData place;		/* where the row was when it came in */
 	bool		may_be_sent;	/* sqs: SQS may have it */
 	bool		is_accepted;	/* sqs: SQS has it, and the row is to be deleted */
 } Message;

@@ -17,6 +17,7 @@
 #include "shared.h"
 
 #include "access/xact.h"
+#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -39,9 +40,21 @@ typedef struct PendingLease
 	SubTransactionId subxid;
 } PendingLease;
 
+/* Random bytes for the next receipt handles; it is cheaper to get many at once. */
+static uint8 secrets[TAKE_MAX][LEASE_SECRET_BYTES];
+static int	nsecrets = 0;
+
 static PendingLease *pending = NULL;
 static int	npending = 0;
 static int	pending_size = 0;
+
+uint32
+lease_key_hash(const void *key, Size keysize)
+{
+	const LeaseKey *lease_key = key;
+
+	return murmurhash32((uint32) lease_key->id ^ murmurhash32(lease_key->dboid + lease_key->outbox));
+}
 
 static Lease *
 lease_find(LeaseKey key)
@@ -105,14 +118,17 @@ relay_key(DatabaseSlot *db, int64 id)
  * Receipt handles
  */
 
-char *
+text *
 receipt_to_text(const Receipt *receipt)
 {
-	char		hex[LEASE_SECRET_BYTES * 2 + 1];
+	text	   *handle = palloc(VARHDRSZ + MAXINT8LEN + 1 + LEASE_SECRET_BYTES * 2);
+	char	   *at = VARDATA(handle);
 
-	hex_encode((const char *) receipt->secret, LEASE_SECRET_BYTES, hex);
-	hex[LEASE_SECRET_BYTES * 2] = '\0';
-	return psprintf(INT64_FORMAT "-%s", receipt->id, hex);
+	at += pg_lltoa(receipt->id, at);
+	*at++ = '-';
+	at += hex_encode((const char *) receipt->secret, LEASE_SECRET_BYTES, at);
+	SET_VARSIZE(handle, at - (char *) handle);
+	return handle;
 }
 
 static int
@@ -184,8 +200,19 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		   Receipt *receipts, bool *full)
 {
 	uint64		key = queue->key;
+	TimestampTz now = GetCurrentTimestamp();
 	int			n = 0;
 	bool		wake;
+
+	if (nsecrets < max)
+	{
+		nsecrets = 0;
+		if (!pg_strong_random(secrets, sizeof(secrets)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INTERNAL_ERROR),
+					 errmsg("could not generate random receipt handles")));
+		nsecrets = TAKE_MAX;
+	}
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 
@@ -204,8 +231,8 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 
 	while (n < max && queue->taken < queue->offered)
 	{
-		int64		id = queue->offers[queue->taken % OFFERS_PER_QUEUE];
-		LeaseKey	lkey = own_key(outbox, id < 0 ? -id : id);
+		const Offer *offer = &queue->offers[queue->taken % OFFERS_PER_QUEUE];
+		LeaseKey	lkey = own_key(outbox, offer->id);
 		Lease	   *lease;
 
 		/* Nobody else looks after leases of what was dropped. */
@@ -220,9 +247,11 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 
 		lease = hash_search(lease_hash, &lkey, HASH_ENTER, NULL);
 		shared->nleases++;
-		receipts[n].id = lkey.id;
+		receipts[n].id = offer->id;
+		receipts[n].place = lease->place = offer->place;
+		memcpy(receipts[n].secret, secrets[--nsecrets], LEASE_SECRET_BYTES);
 		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
-		lease->since = GetCurrentTimestamp();
+		lease->since = now;
 		lease->until = until;
 		lease->holder = MyProcPid;
 		lease->deleter = 0;
@@ -233,7 +262,7 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 
 	/* A lane is offered as a whole: what we leave of it, nobody else gets. */
 	while (n > 0 && queue->taken < queue->offered &&
-		   queue->offers[queue->taken % OFFERS_PER_QUEUE] < 0)
+		   queue->offers[queue->taken % OFFERS_PER_QUEUE].is_next)
 		queue->taken++;
 
 	wake = queue->more && queue->offered - queue->taken < OFFERS_PER_QUEUE / 2;
@@ -284,12 +313,12 @@ lease_give_back(Oid outbox, const Receipt *receipts, int n)
 
 /* Find the lease that a receipt names, under the lock. */
 static LeaseResult
-lease_of_receipt(Oid outbox, const Receipt *receipt, Lease **lease)
+lease_of_receipt(Oid outbox, const Receipt *receipt, TimestampTz now, Lease **lease)
 {
 	*lease = lease_find(own_key(outbox, receipt->id));
 	if (*lease == NULL || (*lease)->is_relays ||
 		memcmp((*lease)->secret, receipt->secret, LEASE_SECRET_BYTES) != 0 ||
-		(*lease)->until <= GetCurrentTimestamp())
+		(*lease)->until <= now)
 		return LEASE_STALE;
 	if ((*lease)->deleter != 0)
 		return (*lease)->deleter == MyProcPid ? LEASE_STALE : LEASE_BEING_DELETED;
@@ -298,11 +327,11 @@ lease_of_receipt(Oid outbox, const Receipt *receipt, Lease **lease)
 
 /* Make room first: what follows must not fail half-way. */
 static void
-pending_reserve(void)
+pending_reserve(int n)
 {
-	if (npending < pending_size)
+	if (npending + n <= pending_size)
 		return;
-	pending_size = Max(64, pending_size * 2);
+	pending_size = Max(Max(64, n), pending_size * 2);
 	if (pending == NULL)
 		pending = MemoryContextAlloc(TopMemoryContext, pending_size * sizeof(PendingLease));
 	else
@@ -318,23 +347,27 @@ pending_add(Oid outbox, int64 id, PendingKind kind)
 	npending++;
 }
 
-LeaseResult
-lease_mark_deleting(Oid outbox, const Receipt *receipt)
+void
+lease_mark_deleting(Oid outbox, Receipt *receipts, int n, LeaseResult *results)
 {
-	Lease	   *lease;
-	LeaseResult result;
+	TimestampTz now;
 
-	pending_reserve();
+	pending_reserve(n);
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	result = lease_of_receipt(outbox, receipt, &lease);
-	if (result == LEASE_OK)
-		lease->deleter = MyProcPid;
-	LWLockRelease(shared->lease_lock);
+	now = GetCurrentTimestamp();
+	for (int i = 0; i < n; i++)
+	{
+		Lease	   *lease;
 
-	if (result == LEASE_OK)
-		pending_add(outbox, receipt->id, PENDING_DELETE);
-	return result;
+		results[i] = lease_of_receipt(outbox, &receipts[i], now, &lease);
+		if (results[i] != LEASE_OK)
+			continue;
+		lease->deleter = MyProcPid;
+		receipts[i].place = lease->place;
+		pending_add(outbox, receipts[i].id, PENDING_DELETE);
+	}
+	LWLockRelease(shared->lease_lock);
 }
 
 LeaseResult
@@ -346,7 +379,7 @@ lease_change(Oid outbox, const Receipt *receipt, TimestampTz until, bool has_fai
 	bool		wake = false;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	result = lease_of_receipt(outbox, receipt, &lease);
+	result = lease_of_receipt(outbox, receipt, GetCurrentTimestamp(), &lease);
 	if (result == LEASE_OK)
 	{
 		lease->until = until;
@@ -392,10 +425,10 @@ lease_touch(Oid outbox, const Receipt *receipt)
 	Lease	   *lease;
 	LeaseResult result;
 
-	pending_reserve();
+	pending_reserve(1);
 
 	LWLockAcquire(shared->lease_lock, LW_SHARED);
-	result = lease_of_receipt(outbox, receipt, &lease);
+	result = lease_of_receipt(outbox, receipt, GetCurrentTimestamp(), &lease);
 	LWLockRelease(shared->lease_lock);
 
 	if (result == LEASE_OK)
@@ -408,7 +441,7 @@ lease_forget_at_end(Oid outbox, int64 id)
 {
 	if (shared == NULL)
 		return;
-	pending_reserve();
+	pending_reserve(1);
 	pending_add(outbox, id, id == 0 ? PENDING_FORGET : PENDING_LOOK);
 }
 
@@ -417,14 +450,14 @@ lease_recount_at_commit(Oid outbox)
 {
 	if (shared == NULL)
 		return;
-	pending_reserve();
+	pending_reserve(1);
 	pending_add(outbox, 0, PENDING_RECOUNT);
 }
 
 void
 lease_end_all_at_commit(Oid outbox)
 {
-	pending_reserve();
+	pending_reserve(1);
 	pending_add(outbox, 0, PENDING_END_ALL);
 }
 

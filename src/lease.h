@@ -25,6 +25,7 @@ typedef struct Lease
 {
 	LeaseKey	key;
 	uint8		secret[LEASE_SECRET_BYTES];
+	ItemPointerData place;		/* where the row was */
 	TimestampTz since;
 	TimestampTz until;			/* wall clock */
 	int			holder;			/* pid of the session that received it */
@@ -39,9 +40,10 @@ typedef struct Receipt
 {
 	int64		id;
 	uint8		secret[LEASE_SECRET_BYTES];
+	ItemPointerData place;		/* not in the text: where the row was */
 } Receipt;
 
-extern char *receipt_to_text(const Receipt *receipt);
+extern text *receipt_to_text(const Receipt *receipt);
 
 /* Error TO011 when the text is not a receipt handle. */
 extern Receipt receipt_from_text(const text *handle);
@@ -52,6 +54,9 @@ typedef enum LeaseResult
 	LEASE_STALE,				/* ended, or given out again since */
 	LEASE_BEING_DELETED			/* by another open transaction */
 } LeaseResult;
+
+/* Of the hash of leases: ids differ most. */
+extern uint32 lease_key_hash(const void *key, Size keysize);
 
 /* Registers the transaction callbacks; from _PG_init. */
 extern void lease_init(void);
@@ -64,10 +69,12 @@ extern void lease_init(void);
 /* While all leases of the cluster are in use, taking is worth a try this often. */
 #define FULL_RETRY (1 * USECS_PER_SEC)
 
+/* The most that can be taken at once. */
+#define TAKE_MAX 1000
+
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
- * and return their number. receipts has room for max and comes with secrets
- * filled in. 0 also when the relay is to offer longer parts of lanes first. Sets
+ * and return their number. receipts has room for max. 0 also when the relay is to offer longer parts of lanes first. Sets
  * *full when the leases of the cluster (taskoutbox.max_in_flight) are used up.
  */
 extern int	lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
@@ -83,11 +90,11 @@ extern void lease_adopt(Oid outbox, const Receipt *receipts, int n);
 extern void lease_give_back(Oid outbox, const Receipt *receipts, int n);
 
 /*
- * Mark a message as being deleted by this transaction. To be called before the
- * row is touched. Commit ends the lease, abort (of this subtransaction) and
- * PREPARE clear the mark.
+ * Mark messages as being deleted by this transaction, and say of each how that went
+ * and where its row was. To be called before the rows are touched. Commit ends the
+ * leases, abort (of this subtransaction) and PREPARE clear the marks.
  */
-extern LeaseResult lease_mark_deleting(Oid outbox, const Receipt *receipt);
+extern void lease_mark_deleting(Oid outbox, Receipt *receipts, int n, LeaseResult *results);
 
 /*
  * Move the end of a lease; at once, whatever becomes of the transaction.

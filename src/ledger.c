@@ -41,11 +41,10 @@ static InsertTarget target = {"ledger", 3};
 PG_FUNCTION_INFO_V1(taskoutbox_claim);
 
 char *
-task_uid(int64 first_id, TimestampTz enqueued_at)
+task_uid(Oid outbox, int64 first_id, TimestampTz enqueued_at)
 {
 	static Oid	known_outbox = InvalidOid;
 	static pg_uuid_t uuid;
-	Oid			outbox = outbox_relid();
 
 	if (known_outbox != outbox)
 	{
@@ -87,12 +86,13 @@ ledger_enter(const char *uid)
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
 	bool		nulls[lengthof(values)] = {false};
-	ScanKeyData keys[2];
+	static const int columns[] = {1, 0};	/* of the primary key */
+	ScanKeyData keys[lengthof(columns)];
 	bool		is_new;
 
 	for (int i = 0; i < lengthof(keys); i++)
 		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, values[i]);
+							   C_COLLATION_OID, F_TEXTEQ, values[columns[i]]);
 	is_new = !exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
 	if (is_new)
 		insert_row(&target, values, nulls);

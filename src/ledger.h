@@ -10,7 +10,7 @@
 #include "datatype/timestamp.h"
 
 /* The id of a task that stays the same over retries and redrives. */
-extern char *task_uid(int64 first_id, TimestampTz enqueued_at);
+extern char *task_uid(Oid outbox, int64 first_id, TimestampTz enqueued_at);
 
 /* Write an id down for a controller; false: it was there. */
 extern bool ledger_enter(const char *uid);

@@ -2,8 +2,10 @@
  * outbox.c
  *	  The table task_outbox, row by row.
  *
- * Rows are found by their primary key, with the snapshot that the caller's
- * question needs: the relay's own snapshot for what has become visible; for what
+ * Rows are found by their primary key, or faster where they were before (the
+ * relay saw it, and says so in the offer): a row with that id there is the one.
+ * The snapshot is the one that the caller's
+ * question needs: the relay's own for what has become visible; for what
  * becomes of a row, and for consumers, whose transactions may be older than the
  * message, the state of this moment, open changes of others included (a dirty
  * snapshot). Direct access to table and index, since no SQL statement can choose
@@ -26,6 +28,7 @@
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -120,37 +123,32 @@ outbox_insert(const Datum *values, const bool *nulls)
 }
 
 OutboxFate
-outbox_delete(int64 id, OutboxRow *row)
+outbox_delete(OutboxReader *reader, int64 id, const ItemPointerData *place)
 {
-	OutboxReader *reader = outbox_begin_dirty();
 	OutboxFate	fate;
 
-	LockRelationOid(RelationGetRelid(reader->rel), RowExclusiveLock);
-	while ((fate = outbox_look(reader, id)) == OUTBOX_HERE)
+	while ((fate = outbox_look_at(reader, id, place)) == OUTBOX_HERE)
 	{
 		TM_FailureData failure;
 
 		CHECK_FOR_INTERRUPTS();
-		if (row)
-			*row = outbox_row(reader);
 		/* When someone was faster after all, look what became of it. */
 		if (table_tuple_delete(reader->rel, &reader->slot->tts_tid,
 							   GetCurrentCommandId(true), InvalidSnapshot, InvalidSnapshot,
 							   true, &failure, false) == TM_Ok)
 			break;
 	}
-	outbox_end(reader);
-
 	return fate;
 }
 
 /* By the primary key, or by another index. */
 static OutboxReader *
-reader_open(Snapshot snapshot, const char *index)
+reader_open(Snapshot snapshot, const char *index, LOCKMODE lock)
 {
 	OutboxReader *reader = palloc0(sizeof(OutboxReader));
 
-	reader->rel = table_open(outbox_relid(), AccessShareLock);
+	reader->rel = table_open(outbox_relid(), lock);
+	reader->nblocks = RelationGetNumberOfBlocks(reader->rel);
 	reader->index = index_open(index ? outbox_sibling_relid(index) :
 							   compat_RelationGetPrimaryKeyIndex(reader->rel), AccessShareLock);
 	reader->scan = compat_index_beginscan(reader->rel, reader->index, snapshot, index ? 2 : 1);
@@ -162,19 +160,32 @@ reader_open(Snapshot snapshot, const char *index)
 OutboxReader *
 outbox_begin(Snapshot snapshot)
 {
-	return reader_open(snapshot, NULL);
+	return reader_open(snapshot, NULL, AccessShareLock);
 }
 
-OutboxReader *
-outbox_begin_dirty(void)
+static OutboxReader *
+begin_dirty(LOCKMODE lock)
 {
 	Snapshot	dirty = palloc(sizeof(SnapshotData));
 	OutboxReader *reader;
 
 	InitDirtySnapshot(*dirty);
-	reader = reader_open(dirty, NULL);
+	reader = reader_open(dirty, NULL, lock);
+	reader->changes = lock != AccessShareLock;
 	reader->since = RegisterSnapshot(GetLatestSnapshot());
 	return reader;
+}
+
+OutboxReader *
+outbox_begin_dirty(void)
+{
+	return begin_dirty(AccessShareLock);
+}
+
+OutboxReader *
+outbox_begin_delete(void)
+{
+	return begin_dirty(RowExclusiveLock);
 }
 
 void
@@ -187,7 +198,7 @@ outbox_end(OutboxReader *reader)
 	if (reader->since)
 		UnregisterSnapshot(reader->since);
 	index_close(reader->index, AccessShareLock);
-	table_close(reader->rel, AccessShareLock);
+	table_close(reader->rel, reader->changes ? NoLock : AccessShareLock);
 }
 
 static void
@@ -221,7 +232,7 @@ outbox_next(OutboxReader *reader)
 OutboxReader *
 outbox_begin_due(Snapshot snapshot)
 {
-	return reader_open(snapshot, "task_outbox_deliver_at_idx");
+	return reader_open(snapshot, "task_outbox_deliver_at_idx", AccessShareLock);
 }
 
 void
@@ -263,6 +274,7 @@ outbox_row(OutboxReader *reader)
 	row.group = slot->tts_isnull[OUTBOX_GROUP_ID - 1] ? 0 :
 		group_key(row.queue, DatumGetTextPP(slot->tts_values[OUTBOX_GROUP_ID - 1]));
 	row.xmin = HeapTupleHeaderGetXmin(tuple->t_data);
+	row.place = slot->tts_tid;
 
 	return row;
 }
@@ -278,18 +290,48 @@ was_there(OutboxReader *reader, int64 id)
 	return index_getnext_slot(reader->since_scan, ForwardScanDirection, reader->slot);
 }
 
+/*
+ * Is the row still where it was? After an update, a vacuum or another table in its
+ * place it need not be.
+ */
+static bool
+is_at(OutboxReader *reader, int64 id, const ItemPointerData *place)
+{
+	ItemPointerData tid = *place;
+	bool		call_again = false;
+	bool		all_dead = false;
+	bool		isnull;
+
+	return ItemPointerGetBlockNumber(place) < reader->nblocks &&
+		table_index_fetch_tuple(reader->scan->xs_heapfetch, &tid, reader->scan->xs_snapshot,
+								reader->slot, &call_again, &all_dead) &&
+		DatumGetInt64(slot_getattr(reader->slot, OUTBOX_ID, &isnull)) == id;
+}
+
 OutboxFate
 outbox_look(OutboxReader *reader, int64 id)
+{
+	return outbox_look_at(reader, id, NULL);
+}
+
+OutboxFate
+outbox_look_at(OutboxReader *reader, int64 id, const ItemPointerData *place)
 {
 	Snapshot	dirty = reader->scan->xs_snapshot;
 
 	/*
-	 * A row that is updated between our look at the index and at the table is
-	 * missed: the old version is dead by then, and the entry of the new one came
-	 * too late. What was there when this reader began cannot be missed.
+	 * By a dirty snapshot alone, a row that is updated between our look at the
+	 * index and at the table is missed: the old version is dead by then, and the
+	 * entry of the new one came too late. What was there when this reader began
+	 * cannot be missed; and what was not is gone.
 	 */
-	if (!outbox_lookup(reader, id))
-		return was_there(reader, id) ? OUTBOX_BUSY : OUTBOX_GONE;
+	if (!(place && is_at(reader, id, place)))
+	{
+		if (!was_there(reader, id))
+			return OUTBOX_GONE;
+		if (!outbox_lookup(reader, id))
+			return OUTBOX_BUSY;
+	}
 	/* The visibility check left there who is at work on the row. */
 	if (TransactionIdIsValid(dirty->xmin) || TransactionIdIsValid(dirty->xmax))
 		return OUTBOX_BUSY;

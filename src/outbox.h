@@ -11,6 +11,8 @@
 #include "executor/spi.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
+#include "storage/block.h"
+#include "storage/itemptr.h"
 #include "utils/relcache.h"
 #include "utils/snapshot.h"
 
@@ -42,6 +44,7 @@ typedef struct OutboxRow
 	uint64		queue;			/* queue_key() */
 	uint64		group;			/* hash of queue and group_id; 0: no group */
 	TransactionId xmin;
+	ItemPointerData place;
 } OutboxRow;
 
 /* An open table and its primary key's index. */
@@ -49,6 +52,8 @@ typedef struct OutboxReader
 {
 	Relation	rel;
 	Relation	index;
+	BlockNumber nblocks;		/* of the table, when this reader began */
+	bool		changes;		/* keeps its lock until the transaction ends */
 	IndexScanDesc scan;
 	Snapshot	since;			/* of a dirty one: as it was when that began */
 	IndexScanDesc since_scan;
@@ -94,8 +99,15 @@ typedef enum OutboxFate
 extern OutboxReader *outbox_begin_dirty(void);
 extern OutboxFate outbox_look(OutboxReader *reader, int64 id);
 
-/* Delete a row if it is HERE; returns what it was, and in *row, if not NULL, what it said. */
-extern OutboxFate outbox_delete(int64 id, OutboxRow *row);
+/* The same, first at a place where the row was before: a hint, which can be outdated. */
+extern OutboxFate outbox_look_at(OutboxReader *reader, int64 id, const ItemPointerData *place);
+
+/*
+ * Delete a row if it is HERE, which is first looked for at a place, and return what
+ * it was. The reader's slot has what it said.
+ */
+extern OutboxReader *outbox_begin_delete(void);
+extern OutboxFate outbox_delete(OutboxReader *reader, int64 id, const ItemPointerData *place);
 
 /*
  * The delayed rows (deliver_at is set) that are due after one time and up to

@@ -113,11 +113,12 @@ shared_startup(void)
 		}
 	}
 
+	info.hash = lease_key_hash;
 	info.keysize = sizeof(LeaseKey);
 	info.entrysize = sizeof(Lease);
 	lease_hash = ShmemInitHash("taskoutbox leases",
 							   taskoutbox_max_in_flight, taskoutbox_max_in_flight,
-							   &info, HASH_ELEM | HASH_BLOBS);
+							   &info, HASH_ELEM | HASH_FUNCTION);
 
 	LWLockRelease(AddinShmemInitLock);
 }

@@ -10,6 +10,7 @@
 #include "taskoutbox.h"
 
 #include "datatype/timestamp.h"
+#include "storage/itemptr.h"
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
@@ -41,7 +42,14 @@ typedef struct IdRing
 	IdRun	   *runs;			/* taskoutbox_ring_size of them */
 } IdRing;
 
-/* Messages that a queue keeps ready for receive: a small ring of ids. */
+/* Messages that a queue keeps ready for receive: a small ring of these. */
+typedef struct Offer
+{
+	int64		id;
+	ItemPointerData place;		/* where the row was */
+	bool		is_next;		/* of the same lane as the one before it */
+} Offer;
+
 #define OFFERS_PER_QUEUE 256
 
 /* Of a lane that many messages at most, for one receive (SQS's limit, too). */
@@ -60,14 +68,14 @@ typedef struct QueueSlot
 {
 	uint64		key;			/* queue_key() of the name, 0: free */
 
-	/* the offers, under the lease lock; a negative id continues a lane */
+	/* the offers, under the lease lock */
 	uint64		offered;
 	uint64		taken;
 	int			wanted;			/* of a lane, by the largest receive so far */
 	int			width;			/* what the relay offered of lanes, at most */
 	bool		more;			/* the relay has more ready than fits */
 	bool		is_closed;		/* a transaction changes where its messages go */
-	int64		offers[OFFERS_PER_QUEUE];
+	Offer		offers[OFFERS_PER_QUEUE];
 
 	/* figures, under the lease lock */
 	int64		delivered;		/* deleted by their receipt handle */

@@ -312,7 +312,7 @@ finish_batch(DatabaseSlot *db, Batch *batch, OutboxReader *dirty, TimestampTz no
 					if (!message->is_accepted)
 						count_published(lane->queue, now);
 					message->is_accepted = message->may_be_sent = true;
-					if (outbox_look(dirty, message->id) == OUTBOX_GONE)
+					if (outbox_look_at(dirty, message->id, &message->place) == OUTBOX_GONE)
 						message_done(message);
 					else
 						is_busy = true;
@@ -520,7 +520,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 			wait_until = now + BUSY_RETRY;
 			break;
 		}
-		fate = outbox_look(dirty, message->id);
+		fate = outbox_look_at(dirty, message->id, &message->place);
 		if (message->is_accepted && fate == OUTBOX_HERE && outbox_delete_published(&message->id, 1))
 			fate = OUTBOX_GONE;
 		if (fate == OUTBOX_GONE)

@@ -65,7 +65,12 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	BeginInternalSubTransaction(NULL);
 	PG_TRY();
 	{
-		fate = outbox_delete(id, &row);
+		OutboxReader *reader = outbox_begin_delete();
+
+		fate = outbox_delete(reader, id, NULL);
+		if (fate == OUTBOX_HERE)
+			row = outbox_row(reader);
+		outbox_end(reader);
 	}
 	PG_CATCH();
 	{

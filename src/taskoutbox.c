@@ -79,7 +79,7 @@ define_settings(void)
 					&taskoutbox_max_in_flight, 20000, 100, 10000000, 0);
 		define_size("taskoutbox.relay_memory",
 					"Memory that the relay of one database uses for messages that wait.",
-					&taskoutbox_relay_memory, 16384, 64, MAX_KILOBYTES, GUC_UNIT_KB);
+					&taskoutbox_relay_memory, 12288, 64, MAX_KILOBYTES, GUC_UNIT_KB);
 		define_size("taskoutbox.ring_size",
 					"Runs of ids that fit between commits and the relay of one database.",
 					&taskoutbox_ring_size, 4096, 1, 1048576, GUC_NOT_IN_SAMPLE);

@@ -4,9 +4,11 @@
  *
  * The session is connected as that role, so nothing that a controller leaves
  * behind, nor what runs at a commit, has more rights than its owner. A worker
- * takes messages as receive does, and handles several in one transaction, each in
- * a subtransaction: ledger, controller and delete. When the commit fails, they
- * are run again one by one, so that only the culprit counts. Alone from the start
+ * takes messages as receive does, and handles several in one transaction: ledger,
+ * controller and delete of each. When one fails, all before it are rolled back with
+ * it and run again, each in a subtransaction of its own from then on, until a batch
+ * goes well; when the commit fails, one by one: so that only the culprit counts, and
+ * is not run again. Alone from the start
  * runs what came back before, and what is slow: before that, the worker gives
  * away what else it has, so that nothing waits for a slow task but its own group.
  *
@@ -77,7 +79,7 @@
 typedef enum TaskState
 {
 	TASK_TAKEN,					/* in our hands, and not run yet */
-	TASK_RUN,					/* its subtransaction went well */
+	TASK_RUN,					/* it went well, in this transaction */
 	TASK_FAILED,				/* and is to be recorded */
 	TASK_AWAY					/* done, given back or passed on */
 } TaskState;
@@ -110,6 +112,12 @@ static int64 pause_next = PAUSE_MIN;
 
 /* The task that runs; NULL: none. */
 static Task *running = NULL;
+
+/* A task failed in this batch, or in the one before: subtransactions, please. */
+static bool is_careful = false;
+
+/* What deletes rows in this transaction, but for subtransactions; NULL: nothing yet. */
+static OutboxReader *deleter = NULL;
 
 /* When the last failed ones come back. */
 static TimestampTz retries[RETRIES_MAX];
@@ -241,6 +249,9 @@ commit(int from, int to)
 	if (!IsTransactionState())
 		return NULL;
 	has_temporary = session_has_temporary();
+	if (deleter)
+		outbox_end(deleter);
+	deleter = NULL;
 	if (n > 0)
 		in_hand_put(place, outbox, ids, n);
 	PG_TRY();
@@ -321,9 +332,27 @@ call(Task *task, Controller *controller)
 	(void) FunctionCallInvoke(fcinfo);
 }
 
+static void
+finish(Task *task, bool is_isolated)
+{
+	OutboxReader *reader = is_isolated || deleter == NULL ? outbox_begin_delete() : deleter;
+	LeaseResult result;
+
+	if (!is_isolated)
+		deleter = reader;
+	lease_mark_deleting(outbox, &task->receipt, 1, &result);
+	if (result != LEASE_OK ||
+		outbox_delete(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
+				 errmsg("it was deleted or purged while its controller ran")));
+	if (is_isolated)
+		outbox_end(reader);
+}
+
 /* Ledger, controller and delete: what stays together. */
 static void
-handle(Task *task, Controller *controller)
+handle(Task *task, Controller *controller, bool is_isolated)
 {
 	if (controller == NULL)
 		ereport(ERROR,
@@ -339,17 +368,34 @@ handle(Task *task, Controller *controller)
 		call(task, controller);
 	PopActiveSnapshot();
 
-	if (lease_mark_deleting(outbox, &task->receipt) != LEASE_OK ||
-		outbox_delete(task->receipt.id, NULL) != OUTBOX_HERE)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
-				 errmsg("it was deleted or purged while its controller ran")));
+	finish(task, is_isolated);
 }
 
-/* In a subtransaction; how it went is in the task's state. */
+/*
+ * Take back what this transaction did: those that went well are to be run again.
+ */
+static void
+undo_all(void)
+{
+	AbortCurrentTransaction();
+	deleter = NULL;
+	for (int i = 0; i < ntasks; i++)
+	{
+		if (tasks[i].state == TASK_RUN)
+			tasks[i].state = TASK_TAKEN;
+	}
+	is_careful = true;
+	begin();
+}
+
+/*
+ * How it went is in the task's state. Isolated, in a subtransaction, is what may have
+ * effects that a rollback does not undo, and what is likely to fail.
+ */
 static void
 run(Task *task, Controller *controller)
 {
+	bool		is_isolated = is_careful || controller == NULL || controller->problem || !controller->is_atomic;
 	ResourceOwner owner = CurrentResourceOwner;
 	TimestampTz start = GetCurrentTimestamp();
 
@@ -358,24 +404,30 @@ run(Task *task, Controller *controller)
 	in_hand_put(place, outbox, &task->receipt.id, 1);
 	pgstat_report_activity(STATE_RUNNING, task->task_type);
 
-	BeginInternalSubTransaction(NULL);
+	if (is_isolated)
+		BeginInternalSubTransaction(NULL);
 	PG_TRY();
 	{
 		start_timer();
-		handle(task, controller);
+		handle(task, controller, is_isolated);
 		stop_timer();
-		ReleaseCurrentSubTransaction();
+		if (is_isolated)
+			ReleaseCurrentSubTransaction();
 		task->state = TASK_RUN;
 	}
 	PG_CATCH();
 	{
 		task->error = take_error();
-		RollbackAndReleaseCurrentSubTransaction();
+		if (is_isolated)
+			RollbackAndReleaseCurrentSubTransaction();
+		else
+			undo_all();
 		task->state = TASK_FAILED;
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(batch_context);
-	CurrentResourceOwner = owner;
+	if (is_isolated)
+		CurrentResourceOwner = owner;
 	session_reset(slot->role);
 
 	in_hand_clear(place);
@@ -469,6 +521,7 @@ run_batch(void)
 {
 	int			from = 0;
 	bool		did_something = false;
+	bool		has_failed = false;
 	TimestampTz start = GetCurrentTimestamp();
 	TimestampTz since = start;
 	int64		time;
@@ -486,7 +539,13 @@ run_batch(void)
 			begin();
 			run(task, controller);
 			if (task->state == TASK_FAILED)
+			{
+				has_failed = true;
 				give_back_group(task);
+				/* Again from where its transaction began, as far as that is needed. */
+				i = from - 1;
+				continue;
+			}
 			if (!is_full(since))
 				continue;
 			commit_or_repeat(from, i + 1);
@@ -510,6 +569,7 @@ run_batch(void)
 	}
 	commit_or_repeat(from, ntasks);
 	record_failures();
+	is_careful = has_failed;
 
 	time = GetCurrentTimestamp() - start;
 	if (time > BATCH_TIME)
@@ -590,11 +650,7 @@ take(bool *full)
 	if (n > 0)
 		lease_adopt(outbox, receipts, n);
 	else if (queue)
-	{
-		if (!pg_strong_random(receipts, take_next * sizeof(Receipt)))
-			elog(ERROR, "could not generate random receipt handles");
 		n = lease_take(db, outbox, queue, take_next, LEASE_WHILE_ALIVE, receipts, full);
-	}
 	for (int i = 0; i < n; i++)
 	{
 		tasks[i].state = TASK_TAKEN;
@@ -612,7 +668,7 @@ take(bool *full)
 		Datum		values[MESSAGE_COLUMNS];
 		bool		nulls[MESSAGE_COLUMNS];
 
-		if (!message_look(reader, task->receipt.id, settings.name))
+		if (!message_look(reader, &task->receipt, settings.name))
 		{
 			/* The relay finds out what became of it. */
 			give_back(task);

@@ -221,6 +221,24 @@ is(value($dbh, q(SELECT string_agg(DISTINCT format('%s %s', receive_count, last_
 	'2 late app', 'the culprits failed, as the owner of the controller');
 is(value($dbh, q(SELECT count(*) FROM taskoutbox.dead_letter WHERE queue = 'late' AND (payload ->> 'n')::int % 10 = 7)), 10, 'and nothing else');
 
+# Others of its transaction are rolled back with it, and run again; it is not.
+$dbh->do('CREATE SEQUENCE app.attempt');
+$dbh->do('ALTER SEQUENCE app.attempt OWNER TO app');
+queue('early', max_receive_count => 2, retry_base => '10 ms');
+register('early', controller('app', 'early', q(BEGIN
+	IF (p ->> 'n')::int % 10 = 7 THEN
+		PERFORM nextval('app.attempt');
+		RAISE EXCEPTION 'early';
+	END IF;
+	INSERT INTO public.done (task, note) VALUES (p ->> 'n', 'early');
+END)), queue => 'early');
+rows($dbh, q(SELECT e.id FROM generate_series(1, 100) n, LATERAL taskoutbox.enqueue('early', jsonb_build_object('n', n), queue => 'early') e));
+wait_empty('early', 'some of many fail');
+is(value($dbh, q(SELECT count(*) || ' ' || count(DISTINCT task) FROM public.done WHERE note = 'early')), '90 90', 'all others are done, once');
+is(value($dbh, q(SELECT string_agg(DISTINCT format('%s %s', receive_count, last_error), ',') FROM taskoutbox.dead_letter WHERE queue = 'early')),
+	'2 early', 'the culprits failed');
+is(value($dbh, q(SELECT last_value FROM app.attempt)), 20, 'and ran twice each, no more');
+
 #
 # Time
 #
