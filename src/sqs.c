@@ -89,8 +89,9 @@ typedef struct Batch
 static dlist_head batches = DLIST_STATIC_INIT(batches);
 static bool is_adopted = false;
 
-/* Its tasks are those of another database: nothing is sent. */
+/* Nothing is sent: its tasks are those of another database, or the server is told so. */
 static bool is_copy = false;
+static bool is_silent = false;
 
 /* Lanes that are out: to be sent now, and waiting for their next try. */
 static dlist_head waiting = DLIST_STATIC_INIT(waiting);
@@ -633,7 +634,7 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 	dlist_mutable_iter iter;
 	Batch	   *batch = NULL;
 
-	if (slots == 0 || destination->nto_send == 0 || is_copy || lanes_are_stopped(destination->queue))
+	if (slots == 0 || destination->nto_send == 0 || is_silent || lanes_are_stopped(destination->queue))
 		return;
 	credentials = destination_credentials(destination, now);
 	if (credentials == NULL)
@@ -727,6 +728,7 @@ sqs_settle(DatabaseSlot *db)
 	dlist_mutable_iter iter;
 
 	is_copy = db->pin == PIN_FOREIGN;
+	is_silent = is_copy || !taskoutbox_publish;
 	for (int i = 0; i < lane_nqueues; i++)
 	{
 		Destination *destination = destination_of(&lane_queues[i]);
@@ -735,7 +737,7 @@ sqs_settle(DatabaseSlot *db)
 			continue;
 		if (!is_adopted)
 			adopt(&lane_queues[i]);
-		if (!is_copy)
+		if (!is_silent)
 			destination_settle(destination, now);
 		if (queue_slot_requested(lane_queues[i].slot, QUEUE_RETRY_NOW))
 			retry_now(&lane_queues[i], now);
@@ -859,7 +861,7 @@ sqs_room(Queue *queue)
 {
 	Destination *destination = destination_of(queue);
 
-	if (is_copy)
+	if (is_silent)
 		return 0;
 	return destination_slots(destination, GetCurrentTimestamp()) * SQS_BATCH_ENTRIES - destination->nto_send;
 }
@@ -889,6 +891,11 @@ sqs_problem(Queue *queue, Problem *problem)
 	{
 		problem->what = "the database is a copy, and its tasks are those of another one";
 		problem->remedy = "If they are to be published from here, run SELECT taskoutbox.confirm().";
+	}
+	else if (is_silent)
+	{
+		problem->what = "taskoutbox.publish is off on this server";
+		problem->remedy = "If this is the server that publishes, set it to on, and reload the configuration.";
 	}
 	else
 		destination_problem(destination_of(queue), problem);
