@@ -737,8 +737,6 @@ sqs_settle(DatabaseSlot *db)
 			continue;
 		if (!is_adopted)
 			adopt(&lane_queues[i]);
-		if (!is_silent)
-			destination_settle(destination, now);
 		if (queue_slot_requested(lane_queues[i].slot, QUEUE_RETRY_NOW))
 			retry_now(&lane_queues[i], now);
 		has_work |= destination->nto_send > 0;
@@ -785,9 +783,13 @@ sqs_settle(DatabaseSlot *db)
 		lanes_return(lane);
 	}
 
-	for (int i = 0; i < lane_nqueues && dirty; i++)
+	for (int i = 0; i < lane_nqueues; i++)
 	{
-		if (lane_queues[i].backend == &sqs_backend)
+		if (lane_queues[i].backend != &sqs_backend)
+			continue;
+		if (!is_silent)
+			destination_settle(destination_of(&lane_queues[i]), now);
+		if (dirty)
 			fill_batches(db, destination_of(&lane_queues[i]), dirty, now);
 	}
 	if (dirty)
