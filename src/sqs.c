@@ -113,6 +113,41 @@ lane_wait(Lane *lane, TimestampTz until)
 	destination_of(lane->queue)->nwaiting++;
 }
 
+/* Its first messages that SQS may have, or none. */
+static int
+lane_uncertain(Lane *lane)
+{
+	int			n = 0;
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &lane->messages)
+	{
+		if (n == SQS_BATCH_ENTRIES || !dlist_container(Message, in_lane, iter.cur)->may_be_sent)
+			break;
+		n++;
+	}
+	return n;
+}
+
+/*
+ * Nothing of it is on its way. What SQS may have is sent again at once, not when its
+ * turn comes: its queue may be paused until that is settled.
+ */
+static void
+lane_return(Lane *lane)
+{
+	int			uncertain = blocked_group(lane->key) ? 0 : lane_uncertain(lane);
+
+	if (uncertain == 0)
+	{
+		lanes_return(lane);
+		return;
+	}
+	lane->nout = uncertain;
+	dlist_push_tail(&destination_of(lane->queue)->to_send, &lane->in_backend);
+	destination_of(lane->queue)->nto_send++;
+}
+
 static void
 lane_back_off(Lane *lane, TimestampTz now)
 {
@@ -364,7 +399,7 @@ finish_batch(DatabaseSlot *db, Batch *batch, OutboxReader *dirty, TimestampTz no
 				lane->attempts = 0;
 				lane->is_alone = false;
 			}
-			lanes_return(lane);
+			lane_return(lane);
 		}
 	}
 	batch_free(batch);
@@ -491,6 +526,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 {
 	Queue	   *queue = lane->queue;
 	int			most = lane->is_alone || !queue->settings.group_batching ? 1 : SQS_BATCH_ENTRIES;
+	bool		is_stopped = lanes_are_stopped(queue);
 	int			nadded = 0;
 	TimestampTz wait_until = DT_NOBEGIN;
 	dlist_mutable_iter iter;
@@ -507,7 +543,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 		const char *errstr;
 		bool		again;
 
-		if (nadded == most)
+		if (nadded == most || (is_stopped && !message->may_be_sent))
 			break;
 		if (batch->nentries == SQS_BATCH_ENTRIES)
 		{
@@ -630,11 +666,12 @@ static void
 fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, TimestampTz now)
 {
 	int			slots = destination_slots(destination, now);
+	bool		is_stopped = lanes_are_stopped(destination->queue);
 	const AwsCredentials *credentials;
 	dlist_mutable_iter iter;
 	Batch	   *batch = NULL;
 
-	if (slots == 0 || destination->nto_send == 0 || is_silent || lanes_are_stopped(destination->queue))
+	if (slots == 0 || destination->nto_send == 0 || is_silent)
 		return;
 	credentials = destination_credentials(destination, now);
 	if (credentials == NULL)
@@ -645,6 +682,8 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
 		Added		added = ADDED_LATER;
 
+		if (is_stopped && lane_uncertain(lane) == 0)
+			continue;
 		if (batch)
 			added = add_lane(db, batch, lane, dirty, now);
 		if (added == ADDED_LATER)
@@ -686,9 +725,11 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 static void
 adopt(Queue *queue)
 {
-	while (!dlist_is_empty(&queue->out))
+	dlist_mutable_iter out;
+
+	dlist_foreach_modify(out, &queue->out)
 	{
-		Lane	   *lane = dlist_container(Lane, in_queue, dlist_head_node(&queue->out));
+		Lane	   *lane = dlist_container(Lane, in_queue, out.cur);
 		int			nout = lane->nout;
 		dlist_iter	iter;
 
@@ -698,7 +739,7 @@ adopt(Queue *queue)
 				break;
 			dlist_container(Message, in_lane, iter.cur)->may_be_sent = true;
 		}
-		lanes_return(lane);
+		lane_return(lane);
 	}
 }
 
@@ -780,7 +821,7 @@ sqs_settle(DatabaseSlot *db)
 			continue;
 		destination_of(lane->queue)->nwaiting--;
 		dlist_delete(&lane->in_backend);
-		lanes_return(lane);
+		lane_return(lane);
 	}
 
 	for (int i = 0; i < lane_nqueues; i++)

@@ -230,7 +230,7 @@ planted('no answer', qr/^SendMessageBatch fails: .*timed out/i, qr/whether SQS w
 		if ($samples++ % 20 == 0)
 		{
 			$rounds++;
-			$timed->('CREATE DATABASE elsewhere');
+			$dbh->do('CREATE DATABASE elsewhere');
 			$timed->('DROP DATABASE elsewhere');
 			$timed->('VACUUM FULL taskoutbox.task_outbox');
 			others_work('hang');

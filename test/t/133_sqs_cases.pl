@@ -1,5 +1,5 @@
 # What others got wrong in publishing to SQS, each as it was reported.  Cases C06 to
-# C09, C11, C22, C24, C71, C72, C79, C95, C109.  The rest of what is about SQS is in
+# C09, C11, C22, C24, C71, C72, C79, C80, C95, C109.  The rest of what is about SQS is in
 # 120, 125, 130 and 132.
 #
 # TASKOUTBOX_ROWS: tasks while a twentieth of the requests hangs (default 2000).
@@ -104,6 +104,37 @@ sub all_came
 	is(scalar($sqs->duplicates('partial.fifo')), 0, 'C08: what was accepted was not sent again');
 }
 
+# What SQS may have is settled even while its queue is paused, so that it can be told to
+# publish elsewhere; also by the next relay
+for my $who ('relay', 'next relay')
+{
+	(my $queue = "paused by $who") =~ s/ /_/g;
+	sqs_queue($dbh, $sqs, $queue);
+	$sqs->create_queue_with_dead_letters("$queue-new.fifo", 3);
+	my $fault = $sqs->plant(op => 'SendMessageBatch', queue => "$queue.fifo", do => 'lose', entries => [ 0 .. 9 ], accept => \1);
+	put_many($queue, 20, 5);
+	ok(poll(sub { metrics($dbh, $queue)->{retried} >= 5 }), "$who: some may have arrived");
+	$dbh->do('SELECT taskoutbox.pause_queue($1)', undef, $queue);
+	is(state_of($dbh, q{SELECT taskoutbox.alter_queue($1, endpoint => 'http://127.0.0.1:1')}, $queue), 'TO018', "$who: it cannot be moved while that is open");
+	is(state_of($dbh, q{SELECT taskoutbox.alter_queue($1, region => 'us-east-1')}, $queue), 'TO018', "$who: nor be in another region");
+	if ($who eq 'next relay')
+	{
+		my $old = relay_pid($dbh);
+		value($dbh, 'SELECT pg_terminate_backend($1)', $old);
+		ok(poll(sub { my $new = relay_pid($dbh); $new && $new != $old }), "$who: is there");
+		my $hits = $sqs->hits($fault);
+		ok(poll(sub { $sqs->hits($fault) > $hits }), "$who: tries");
+	}
+	$sqs->clear;
+	ok(poll(sub { metrics($dbh, $queue)->{in_flight} == 0 }, 20), "$who: paused, and yet that is settled");
+	is(join(' ', sort { $a <=> $b } bodies($queue)), '1 2 3 4 5', "$who: nothing else is sent");
+	is(metrics($dbh, $queue)->{waiting}, 15, "$who: which waits");
+	$dbh->do('SELECT taskoutbox.alter_queue($1, url => $2)', undef, $queue, $sqs->url("$queue-new.fifo"));
+	$dbh->do('SELECT taskoutbox.resume_queue($1)', undef, $queue);
+	ok(outbox_is_empty($dbh, $queue), "$who: until it is resumed");
+	is(join(' ', sort { $a <=> $b } bodies("$queue-new")), join(' ', 6 .. 20), "$who: and goes to where it was told");
+}
+
 # C11: a task that SQS always refuses ends; it takes no CPU, nor others' time
 {
 	sqs_queue($dbh, $sqs, 'poisoned');
@@ -185,6 +216,35 @@ sub all_came
 	ok(poll(sub { scalar(bodies('delayed')) == 1 }), 'C79: what is due is published');
 	is(join(' ', bodies('delayed')), '"now"', 'C79: and what is not is kept here');
 	is(metrics($dbh, 'delayed')->{delayed}, 1, 'C79: for as long as it takes');
+}
+
+# C80: SQS says when to come again; else pauses are by chance, and not shorter and shorter
+{
+	sqs_queue($dbh, $sqs, 'throttled', retry_base => '100 ms', retry_cap => '400 ms');
+	ok(poll(sub { metrics($dbh, 'throttled')->{sqs_looked_at} }), 'C80: worked before');
+	my $at = sub { map { $_->{at} } $sqs->requests(op => 'SendMessageBatch', queue => 'throttled.fifo') };
+	for my $answer ([ 'RequestThrottled', 403 ], [ 'ServiceUnavailable', 503 ])
+	{
+		my $before = () = $at->();
+		$sqs->plant(op => 'SendMessageBatch', queue => 'throttled.fifo', do => 'error', code => $answer->[0], status => $answer->[1], retry_after => 2, times => 1);
+		put('throttled', 1, 'g');
+		ok(outbox_is_empty($dbh, 'throttled'), "C80: $answer->[0]");
+		my @at = $at->();
+		is(@at - $before, 2, "C80: $answer->[0]: tried again once");
+		cmp_ok($at[-1] - $at[-2], '>=', 1.95, "C80: $answer->[0]: not before Retry-After");
+	}
+	my $first = () = $at->();
+	my $fault = $sqs->plant(op => 'SendMessageBatch', queue => 'throttled.fifo', do => 'error', code => 'RequestThrottled', status => 403);
+	put_many('throttled', 50, 50);
+	ok(poll(sub { $sqs->hits($fault) >= 12 }), 'C80: throttled without a word when to come');
+	my @at = $at->();
+	my @pauses = sort { $a <=> $b } map { $at[$_] - $at[ $_ - 1 ] } $#at - 9 .. $#at;
+	note 'pauses: ' . join(' ', map { sprintf '%.3f', $_ } @pauses);
+	cmp_ok($pauses[-1] - $pauses[0], '>', .05, 'C80: pauses differ');
+	cmp_ok($at[-1] - $at[ $first + 1 ], '>', .5, 'C80: and are there');
+	$sqs->clear;
+	ok(outbox_is_empty($dbh, 'throttled'), 'C80: goes on');
+	is(metrics($dbh, 'throttled')->{dead}, 0, 'C80: none is dead');
 }
 
 # C95: no table of ours needs anybody's maintenance to take rows: no relay, nobody that
