@@ -784,6 +784,18 @@ sqs_settle(DatabaseSlot *db)
 	}
 	is_adopted = true;
 
+	dlist_foreach_modify(iter, &waiting)
+	{
+		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
+
+		if (lane->retry_at > now)
+			continue;
+		destination_of(lane->queue)->nwaiting--;
+		dlist_delete(&lane->in_backend);
+		lane_return(lane);
+		has_work = true;
+	}
+
 	dlist_foreach_modify(iter, &batches)
 	{
 		Batch	   *batch = dlist_container(Batch, in_list, iter.cur);
@@ -811,17 +823,6 @@ sqs_settle(DatabaseSlot *db)
 
 		if (batch->http.is_done)
 			finish_batch(db, batch, dirty, now);
-	}
-
-	dlist_foreach_modify(iter, &waiting)
-	{
-		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
-
-		if (lane->retry_at > now)
-			continue;
-		destination_of(lane->queue)->nwaiting--;
-		dlist_delete(&lane->in_backend);
-		lane_return(lane);
 	}
 
 	for (int i = 0; i < lane_nqueues; i++)
