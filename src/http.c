@@ -27,6 +27,8 @@
 /* Idle connections are closed after this many seconds: peers do it, too. */
 #define IDLE_CONNECTION_SECONDS 55L
 
+#define CA_CACHE_SECONDS 60L
+
 static CURLM *multi = NULL;
 static int	epoll_fd = -1;
 static int64 timer = -1;			/* of monotonic_ms(); -1: none */
@@ -278,6 +280,10 @@ http_start(HttpRequest *request)
 		curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
 	if (ca_bundle && *ca_bundle)
 		curl_easy_setopt(curl, CURLOPT_CAINFO, ca_bundle);
+#if LIBCURL_VERSION_NUM >= 0x075700
+	/* A file that was corrected counts soon, and not after a day. */
+	curl_easy_setopt(curl, CURLOPT_CA_CACHE_TIMEOUT, CA_CACHE_SECONDS);
+#endif
 	if (request->sigv4)
 	{
 		curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, request->sigv4);

@@ -621,12 +621,29 @@ lanes_are_stopped(const Queue *queue)
 	return queue->settings.is_paused || queue->nblocked > BLOCKED_GROUPS_MAX;
 }
 
+/* Figures in it make no other problem: how long it took, by how much a clock is off. */
+static bool
+same_problem(const char *a, const char *b)
+{
+	do
+	{
+		a += strspn(a, "0123456789");
+		b += strspn(b, "0123456789");
+		if (*a != *b++)
+			return false;
+	} while (*a++ != '\0');
+	return true;
+}
+
 void
 lanes_report(Queue *queue, const Problem *problem)
 {
 	QueueSlot  *slot = queue->slot;
-	bool		is_new = strncmp(slot->problem, problem->what, sizeof(slot->problem) - 1) != 0;
+	char		what[sizeof(slot->problem)];
+	bool		is_new;
 
+	strlcpy(what, problem->what, sizeof(what));
+	is_new = !same_problem(slot->problem, what);
 	if (is_new && *problem->what)
 		ereport(LOG,
 				(errmsg("taskoutbox queue \"%s\" is stopped: %s", queue->name, problem->what),
@@ -640,7 +657,7 @@ lanes_report(Queue *queue, const Problem *problem)
 		return;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	strlcpy(slot->problem, problem->what, sizeof(slot->problem));
+	strcpy(slot->problem, what);
 	strlcpy(slot->remedy, problem->remedy, sizeof(slot->remedy));
 	if (is_new)
 		slot->problem_since = GetCurrentTimestamp();

@@ -461,8 +461,6 @@ lease_end_all_at_commit(Oid outbox)
 	pending_add(outbox, 0, PENDING_END_ALL);
 }
 
-static QueueSlot *closed = NULL;
-
 bool
 lease_close_queue(Oid outbox, uint64 queue)
 {
@@ -479,24 +477,23 @@ lease_close_queue(Oid outbox, uint64 queue)
 	while ((lease = hash_seq_search(&seq)) != NULL)
 		exists |= lease->key.dboid == MyDatabaseId && lease->key.outbox == outbox && lease->queue == queue;
 	if (!exists)
-	{
 		slot->is_closed = true;
-		closed = slot;
-	}
 	LWLockRelease(shared->lease_lock);
 
 	return !exists;
 }
 
 void
-lease_open_queues(void)
+lease_open_queue(uint64 queue)
 {
-	if (closed == NULL)
+	DatabaseSlot *db = database_slot(MyDatabaseId);
+	QueueSlot  *slot = db ? queue_slot(db, queue) : NULL;
+
+	if (slot == NULL)
 		return;
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	closed->is_closed = false;
+	slot->is_closed = false;
 	LWLockRelease(shared->lease_lock);
-	closed = NULL;
 }
 
 bool

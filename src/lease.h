@@ -126,10 +126,10 @@ extern void lease_end_all_at_commit(Oid outbox);
 
 /*
  * If nothing of a queue is in somebody's hands, nothing will be until
- * lease_open_queues: no new leases are given out. False: something is.
+ * lease_open_queue: no new leases are given out. False: something is.
  */
 extern bool lease_close_queue(Oid outbox, uint64 queue);
-extern void lease_open_queues(void);
+extern void lease_open_queue(uint64 queue);
 
 /* Whether a message is in somebody's hands, or was until the relay looks next. */
 extern bool lease_exists(Oid outbox, int64 id);

@@ -31,7 +31,6 @@
 
 #include "backend.h"
 #include "check.h"
-#include "id_array.h"
 #include "lease.h"
 #include "outbox.h"
 #include "shared.h"
@@ -110,9 +109,23 @@ static Oid	cached_relid = InvalidOid;
 static uint64 generation = 1;	/* counts what may have changed */
 static uint64 cached_generation = 0;
 
-/* This transaction changed a queue, or redrives the dead letters of some in SQS. */
-static bool has_changed = false;
-static IdArray redriven = {0};
+static bool has_changed = false;	/* a queue, by this transaction */
+
+/*
+ * What this transaction does to queues: it changes where the messages of some go, so
+ * that nothing is given out until it has ended, and redrives the dead letters of
+ * others in SQS when it commits.
+ */
+typedef struct Undertaking
+{
+	uint64		queue;
+	bool		is_redrive;
+	SubTransactionId subxid;
+} Undertaking;
+
+static Undertaking *undertaken = NULL;
+static int	nundertaken = 0;
+static int	undertaken_size = 0;
 
 PG_FUNCTION_INFO_V1(taskoutbox_create_queue);
 PG_FUNCTION_INFO_V1(taskoutbox_alter_queue);
@@ -423,6 +436,52 @@ taskoutbox_settings_changed(PG_FUNCTION_ARGS)
 }
 
 static void
+undertaken_add(uint64 queue, bool is_redrive)
+{
+	if (nundertaken == undertaken_size)
+	{
+		undertaken_size = Max(8, undertaken_size * 2);
+		undertaken = undertaken == NULL ?
+			MemoryContextAlloc(TopMemoryContext, undertaken_size * sizeof(Undertaking)) :
+			repalloc(undertaken, undertaken_size * sizeof(Undertaking));
+	}
+	undertaken[nundertaken].queue = queue;
+	undertaken[nundertaken].is_redrive = is_redrive;
+	undertaken[nundertaken].subxid = GetCurrentSubTransactionId();
+	nundertaken++;
+}
+
+/* What was added from a point on: the transaction, or a part of it, has ended. */
+static void
+undertaken_finish(int from, bool committed)
+{
+	for (int i = from; i < nundertaken; i++)
+	{
+		if (!undertaken[i].is_redrive)
+			lease_open_queue(undertaken[i].queue);
+		else if (committed)
+			queue_slot_request(MyDatabaseId, undertaken[i].queue, QUEUE_REDRIVE);
+	}
+	nundertaken = from;
+}
+
+/*
+ * Keep the messages of a queue where they are until this transaction has ended. False:
+ * some are in somebody's hands.
+ */
+static bool
+close_queue(uint64 queue)
+{
+	for (int i = 0; i < nundertaken; i++)
+	{
+		if (undertaken[i].queue == queue && !undertaken[i].is_redrive)
+			return true;
+	}
+	undertaken_add(queue, false);
+	return lease_close_queue(outbox_relid(), queue);
+}
+
+static void
 queue_xact_callback(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_COMMIT && has_changed)
@@ -437,27 +496,44 @@ queue_xact_callback(XactEvent event, void *arg)
 			wake_relay(db);
 		}
 	}
-	for (int i = 0; i < redriven.n && event == XACT_EVENT_COMMIT; i++)
-		queue_slot_request(MyDatabaseId, (uint64) redriven.ids[i], QUEUE_REDRIVE);
+	/* Neither is on disk. */
+	if (event == XACT_EVENT_PRE_PREPARE && nundertaken > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction that redrives dead letters in SQS, or changes where the messages of a queue go")));
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
 	{
 		has_changed = false;
-		redriven.n = 0;
 		/* The relay knows already that it is to look. */
-		lease_open_queues();
+		undertaken_finish(0, event == XACT_EVENT_COMMIT);
 	}
+}
+
+static void
+queue_subxact_callback(SubXactEvent event, SubTransactionId mySubid,
+					   SubTransactionId parentSubid, void *arg)
+{
+	int			from = nundertaken;
+
+	if (event != SUBXACT_EVENT_ABORT_SUB)
+		return;
+	/* What it and those in it did comes last, and has its number or a higher one. */
+	while (from > 0 && undertaken[from - 1].subxid >= mySubid)
+		from--;
+	undertaken_finish(from, false);
 }
 
 void
 queue_redrive_at_commit(uint64 key)
 {
-	id_array_add(&redriven, (int64) key);
+	undertaken_add(key, true);
 }
 
 void
 queue_init(void)
 {
 	RegisterXactCallback(queue_xact_callback, NULL);
+	RegisterSubXactCallback(queue_subxact_callback, NULL);
 }
 
 /*
@@ -648,12 +724,13 @@ taskoutbox_alter_queue(PG_FUNCTION_ARGS)
 	apply_settings(&queue, arguments);
 
 	/* What may have arrived in one place must not be sent to another. */
-	if ((!same_text(before.backend, queue.backend) || !same_text(before.url, queue.url)) && shared &&
-		!lease_close_queue(outbox_relid(), queue.key))
+	if ((!same_text(before.backend, queue.backend) || !same_text(before.url, queue.url) ||
+		 !same_text(before.region, queue.region) || !same_text(before.endpoint, queue.endpoint)) &&
+		shared && !close_queue(queue.key))
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_IN_FLIGHT),
 				 errmsg("queue \"%s\" has messages in flight", name),
-				 errdetail("They may have been received, or sent, so backend and url cannot be changed now."),
+				 errdetail("They may have been received, or sent, so backend, url, region and endpoint cannot be changed now."),
 				 errhint("Pause the queue, wait until queue_metrics shows nothing in flight, and try again.")));
 
 	initStringInfo(&assignments);

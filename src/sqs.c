@@ -89,8 +89,9 @@ typedef struct Batch
 static dlist_head batches = DLIST_STATIC_INIT(batches);
 static bool is_adopted = false;
 
-/* Its tasks are those of another database: nothing is sent. */
+/* Nothing is sent: its tasks are those of another database, or the server is told so. */
 static bool is_copy = false;
+static bool is_silent = false;
 
 /* Lanes that are out: to be sent now, and waiting for their next try. */
 static dlist_head waiting = DLIST_STATIC_INIT(waiting);
@@ -110,6 +111,41 @@ lane_wait(Lane *lane, TimestampTz until)
 	lane->retry_at = until;
 	dlist_push_tail(&waiting, &lane->in_backend);
 	destination_of(lane->queue)->nwaiting++;
+}
+
+/* Its first messages that SQS may have, or none. */
+static int
+lane_uncertain(Lane *lane)
+{
+	int			n = 0;
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &lane->messages)
+	{
+		if (n == SQS_BATCH_ENTRIES || !dlist_container(Message, in_lane, iter.cur)->may_be_sent)
+			break;
+		n++;
+	}
+	return n;
+}
+
+/*
+ * Nothing of it is on its way. What SQS may have is sent again at once, not when its
+ * turn comes: its queue may be paused until that is settled.
+ */
+static void
+lane_return(Lane *lane)
+{
+	int			uncertain = blocked_group(lane->key) ? 0 : lane_uncertain(lane);
+
+	if (uncertain == 0)
+	{
+		lanes_return(lane);
+		return;
+	}
+	lane->nout = uncertain;
+	dlist_push_tail(&destination_of(lane->queue)->to_send, &lane->in_backend);
+	destination_of(lane->queue)->nto_send++;
 }
 
 static void
@@ -363,7 +399,7 @@ finish_batch(DatabaseSlot *db, Batch *batch, OutboxReader *dirty, TimestampTz no
 				lane->attempts = 0;
 				lane->is_alone = false;
 			}
-			lanes_return(lane);
+			lane_return(lane);
 		}
 	}
 	batch_free(batch);
@@ -490,6 +526,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 {
 	Queue	   *queue = lane->queue;
 	int			most = lane->is_alone || !queue->settings.group_batching ? 1 : SQS_BATCH_ENTRIES;
+	bool		is_stopped = lanes_are_stopped(queue);
 	int			nadded = 0;
 	TimestampTz wait_until = DT_NOBEGIN;
 	dlist_mutable_iter iter;
@@ -506,7 +543,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 		const char *errstr;
 		bool		again;
 
-		if (nadded == most)
+		if (nadded == most || (is_stopped && !message->may_be_sent))
 			break;
 		if (batch->nentries == SQS_BATCH_ENTRIES)
 		{
@@ -629,11 +666,12 @@ static void
 fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, TimestampTz now)
 {
 	int			slots = destination_slots(destination, now);
+	bool		is_stopped = lanes_are_stopped(destination->queue);
 	const AwsCredentials *credentials;
 	dlist_mutable_iter iter;
 	Batch	   *batch = NULL;
 
-	if (slots == 0 || destination->nto_send == 0 || is_copy || lanes_are_stopped(destination->queue))
+	if (slots == 0 || destination->nto_send == 0 || is_silent)
 		return;
 	credentials = destination_credentials(destination, now);
 	if (credentials == NULL)
@@ -644,6 +682,8 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
 		Added		added = ADDED_LATER;
 
+		if (is_stopped && lane_uncertain(lane) == 0)
+			continue;
 		if (batch)
 			added = add_lane(db, batch, lane, dirty, now);
 		if (added == ADDED_LATER)
@@ -685,9 +725,11 @@ fill_batches(DatabaseSlot *db, Destination *destination, OutboxReader *dirty, Ti
 static void
 adopt(Queue *queue)
 {
-	while (!dlist_is_empty(&queue->out))
+	dlist_mutable_iter out;
+
+	dlist_foreach_modify(out, &queue->out)
 	{
-		Lane	   *lane = dlist_container(Lane, in_queue, dlist_head_node(&queue->out));
+		Lane	   *lane = dlist_container(Lane, in_queue, out.cur);
 		int			nout = lane->nout;
 		dlist_iter	iter;
 
@@ -697,7 +739,7 @@ adopt(Queue *queue)
 				break;
 			dlist_container(Message, in_lane, iter.cur)->may_be_sent = true;
 		}
-		lanes_return(lane);
+		lane_return(lane);
 	}
 }
 
@@ -727,6 +769,7 @@ sqs_settle(DatabaseSlot *db)
 	dlist_mutable_iter iter;
 
 	is_copy = db->pin == PIN_FOREIGN;
+	is_silent = is_copy || !taskoutbox_publish;
 	for (int i = 0; i < lane_nqueues; i++)
 	{
 		Destination *destination = destination_of(&lane_queues[i]);
@@ -735,13 +778,23 @@ sqs_settle(DatabaseSlot *db)
 			continue;
 		if (!is_adopted)
 			adopt(&lane_queues[i]);
-		if (!is_copy)
-			destination_settle(destination, now);
 		if (queue_slot_requested(lane_queues[i].slot, QUEUE_RETRY_NOW))
 			retry_now(&lane_queues[i], now);
 		has_work |= destination->nto_send > 0;
 	}
 	is_adopted = true;
+
+	dlist_foreach_modify(iter, &waiting)
+	{
+		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
+
+		if (lane->retry_at > now)
+			continue;
+		destination_of(lane->queue)->nwaiting--;
+		dlist_delete(&lane->in_backend);
+		lane_return(lane);
+		has_work = true;
+	}
 
 	dlist_foreach_modify(iter, &batches)
 	{
@@ -772,20 +825,13 @@ sqs_settle(DatabaseSlot *db)
 			finish_batch(db, batch, dirty, now);
 	}
 
-	dlist_foreach_modify(iter, &waiting)
+	for (int i = 0; i < lane_nqueues; i++)
 	{
-		Lane	   *lane = dlist_container(Lane, in_backend, iter.cur);
-
-		if (lane->retry_at > now)
+		if (lane_queues[i].backend != &sqs_backend)
 			continue;
-		destination_of(lane->queue)->nwaiting--;
-		dlist_delete(&lane->in_backend);
-		lanes_return(lane);
-	}
-
-	for (int i = 0; i < lane_nqueues && dirty; i++)
-	{
-		if (lane_queues[i].backend == &sqs_backend)
+		if (!is_silent)
+			destination_settle(destination_of(&lane_queues[i]), now);
+		if (dirty)
 			fill_batches(db, destination_of(&lane_queues[i]), dirty, now);
 	}
 	if (dirty)
@@ -859,7 +905,7 @@ sqs_room(Queue *queue)
 {
 	Destination *destination = destination_of(queue);
 
-	if (is_copy)
+	if (is_silent)
 		return 0;
 	return destination_slots(destination, GetCurrentTimestamp()) * SQS_BATCH_ENTRIES - destination->nto_send;
 }
@@ -889,6 +935,11 @@ sqs_problem(Queue *queue, Problem *problem)
 	{
 		problem->what = "the database is a copy, and its tasks are those of another one";
 		problem->remedy = "If they are to be published from here, run SELECT taskoutbox.confirm().";
+	}
+	else if (is_silent)
+	{
+		problem->what = "taskoutbox.publish is off on this server";
+		problem->remedy = "If this is the server that publishes, set it to on, and reload the configuration.";
 	}
 	else
 		destination_problem(destination_of(queue), problem);

@@ -663,6 +663,14 @@ look_is_probe(const Destination *destination)
 	return destination->is_open && (!destination->is_known || destination->opened_by_look);
 }
 
+/* There is something to ask besides sending messages, which takes a connection, too. */
+static bool
+wants_look(const Destination *destination, TimestampTz now)
+{
+	return (look_is_probe(destination) ? destination->next_try : destination->next_look) <= now ||
+		(destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE]);
+}
+
 void
 destination_settle(Destination *destination, TimestampTz now)
 {
@@ -678,6 +686,8 @@ destination_settle(Destination *destination, TimestampTz now)
 		destination_end_request(&destination->look);
 		destination->look_step = LOOK_NONE;
 	}
+	else if (destination->nrequests >= destination->queue->settings.max_connections)
+		return;
 	else if ((look_is_probe(destination) ? destination->next_try : destination->next_look) <= now)
 		step = LOOK_QUEUE;
 	else if (destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE] &&
@@ -710,11 +720,16 @@ destination_next(const Destination *destination, TimestampTz now)
 int
 destination_slots(const Destination *destination, TimestampTz now)
 {
+	int			busy;
+
 	if (!destination->is_known)
 		return 0;
 	if (destination->is_open)
 		return destination->nrequests == 0 && destination->next_try <= now ? 1 : 0;
-	return Max(0, destination->queue->settings.max_connections - destination->nrequests);
+	busy = destination->nrequests;
+	if (destination->look_step != LOOK_NONE || wants_look(destination, now))
+		busy++;
+	return Max(0, destination->queue->settings.max_connections - busy);
 }
 
 void

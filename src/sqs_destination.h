@@ -64,7 +64,7 @@ extern Destination *destination_of(const Queue *queue);
 extern void destination_settle(Destination *destination, TimestampTz now);
 extern TimestampTz destination_next(const Destination *destination, TimestampTz now);
 
-/* How many requests with messages may be started now. */
+/* How many requests with messages may be started now: max_connections are open at most. */
 extern int	destination_slots(const Destination *destination, TimestampTz now);
 
 /* What keeps it from taking messages, as in Backend. */

@@ -41,6 +41,7 @@ char	   *taskoutbox_aws_profile;
 char	   *taskoutbox_aws_region;
 char	   *taskoutbox_aws_endpoint_url;
 int			taskoutbox_request_timeout;
+bool		taskoutbox_publish;
 int			taskoutbox_ring_size;
 int			taskoutbox_announce_size;
 
@@ -114,6 +115,12 @@ define_settings(void)
 							NULL, &taskoutbox_request_timeout,
 							20000, 100, 300000,
 							PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL, NULL);
+
+	/* Of a server, not of a database or a role: these are in what was cloned. */
+	DefineCustomBoolVariable("taskoutbox.publish",
+							 "Whether this server sends anything to queues in SQS; off for clones of another one.",
+							 NULL, &taskoutbox_publish, true,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 
 	/* Last: it throws away what is in the file and not defined. */
 	if (process_shared_preload_libraries_in_progress)

@@ -58,6 +58,7 @@ extern char *taskoutbox_aws_profile;
 extern char *taskoutbox_aws_region;
 extern char *taskoutbox_aws_endpoint_url;
 extern int	taskoutbox_request_timeout;	/* ms */
+extern bool taskoutbox_publish;
 extern int	taskoutbox_ring_size;	/* runs of ids, per database and ring */
 extern int	taskoutbox_announce_size;	/* runs of ids, per backend */
 

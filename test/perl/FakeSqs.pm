@@ -54,13 +54,14 @@ sub spawn
 }
 
 # Options: log => file, tls => 1 or [names for the certificate], verify => 0,
-# region, account.
+# port, region, account.
 sub start
 {
 	my ($class, %opt) = @_;
 	my @args;
 
 	push @args, '--log', $opt{log} if defined $opt{log};
+	push @args, '--port', $opt{port} if defined $opt{port};
 	push @args, '--region', $opt{region} if defined $opt{region};
 	push @args, '--account', $opt{account} if defined $opt{account};
 	push @args, '--no-verify' if defined $opt{verify} && !$opt{verify};

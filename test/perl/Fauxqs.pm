@@ -21,9 +21,12 @@ sub missing
 {
 	my $version = qx(node --version 2>/dev/null) || '';
 	return 'no node 20 or later' unless $version =~ /^v(\d+)/ && $1 >= 20;
-	return 'nothing in test/fauxqs/node_modules (npm ci)' unless -d "$dir/node_modules/fauxqs";
+	return 'nothing in test/fauxqs/node_modules (npm ci)' unless -d "$dir/node_modules/fauxqs" && -f payloads();
 	return;
 }
+
+# What GitHub's webhooks send: a file of JSON, an array of objects with "examples".
+sub payloads { return "$dir/node_modules/\@octokit/webhooks-examples/api.github.com/index.json" }
 
 sub start
 {
@@ -36,13 +39,21 @@ sub start
 }
 
 # AWS's client, as create, send or consume of client.mjs.  $at: a server of this
-# or of class FakeSqs.  Returns the lines of JSON that it prints.
-sub client
+# or of class FakeSqs.  Returns a file to read the lines of JSON from that it prints.
+sub start_client
 {
 	my ($at, $command, $queue, $options) = @_;
 	local %ENV = (%ENV, $at->environment);
 	open(my $out, '-|', 'node', "$dir/client.mjs", $at->endpoint, $command, $queue, $json->encode($options))
 	  or croak "node: $!";
+	return $out;
+}
+
+# The same, with the lines decoded.
+sub client
+{
+	my ($at, $command, $queue, $options) = @_;
+	my $out = start_client($at, $command, $queue, $options);
 	my @lines = map { $json->decode($_) } <$out>;
 	close($out) or croak "client.mjs $command $queue failed";
 	return @lines;

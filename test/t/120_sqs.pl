@@ -135,7 +135,7 @@ is($disorder, undef, 'in order, each group');
 	}
 	is($mixed, undef, 'no two messages of a group in a request, and no more than 10');
 	my %connections = map { $_->{connection} => 1 } $sqs->requests(queue => 'orders.fifo');
-	cmp_ok(scalar(keys %connections), '<=', 17, 'connections are kept');
+	cmp_ok(scalar(keys %connections), '<=', 16, 'connections are kept, no more than max_connections');
 }
 is(metrics($dbh, 'orders')->{delivered}, 1000, 'counted as delivered');
 
@@ -466,6 +466,105 @@ for my $case (
 	ok(problem_is($dbh, 'orders', undef), 'redrive: which holds up no message');
 	$dbh->do(q{SELECT taskoutbox.redrive('no_dlq')});
 	ok(poll(sub { (metrics($dbh, 'no_dlq')->{sqs_redrive} || '') =~ /is not possible/ }), 'redrive: not without dead letters');
+
+	# It is asked for by the transaction, as far as that commits.  The last one shows
+	# that those before would have begun by then.
+	my $moves = sub { scalar(my @all = $sqs->requests(op => 'StartMessageMoveTask')) };
+	my $n = $moves->();
+	my $looked = metrics($dbh, 'orders')->{sqs_redrive};
+	$dbh->begin_work;
+	$dbh->do(q{SELECT taskoutbox.redrive('orders')});
+	$dbh->rollback;
+	$dbh->begin_work;
+	$dbh->do($_) for (q{SAVEPOINT a}, q{SELECT taskoutbox.redrive('orders')}, q{SAVEPOINT b}, q{SELECT taskoutbox.redrive('orders')},
+		q{RELEASE b}, q{ROLLBACK TO a});
+	$dbh->commit;
+	$dbh->begin_work;
+	$dbh->do(q{SELECT taskoutbox.redrive('orders')});
+	is(state_of($dbh, q{PREPARE TRANSACTION 'redrive'}), '0A000', 'redrive: not in a prepared transaction');
+	$dbh->rollback;
+	ok(problem_is($dbh, 'orders', undef), 'redrive: a round later');
+	$dbh->begin_work;
+	$dbh->do($_) for (q{SAVEPOINT a}, q{SELECT taskoutbox.redrive('strict')}, q{RELEASE a}, q{SAVEPOINT b}, q{SELECT taskoutbox.redrive('orders')}, q{ROLLBACK TO b});
+	is($moves->(), $n, 'redrive: nothing is asked for before the commit');
+	$dbh->commit;
+	ok(poll(sub { (metrics($dbh, 'strict')->{sqs_redrive} || '') =~ /: has begun$/ }), 'redrive: what a released savepoint asked for has begun');
+	is($moves->(), $n + 1, 'redrive: and nothing of what was rolled back');
+	is(metrics($dbh, 'orders')->{sqs_redrive}, $looked, 'redrive: as the figures say');
+}
+
+# Several queues change where their messages go, in one transaction; and take it back
+{
+	my @both = ('moved1', 'moved2');
+	sqs_queue($dbh, $sqs, $_) for @both;
+	$sqs->create_queue_with_dead_letters("$_-new.fifo", 3) for @both;
+	$dbh->begin_work;
+	for my $queue (@both)
+	{
+		$dbh->do('SAVEPOINT a');
+		$dbh->do('SELECT taskoutbox.alter_queue($1, url => $2)', undef, $queue, $sqs->url("$queue-new.fifo"));
+		$dbh->do('ROLLBACK TO a');
+		$dbh->do('SELECT taskoutbox.alter_queue($1, url => $2)', undef, $queue, $sqs->url("$queue-new.fifo"));
+	}
+	is(state_of($dbh, q{PREPARE TRANSACTION 'move'}), '0A000', 'moved: not in a prepared transaction');
+	$dbh->rollback;
+	put($_, payload => '"old"') for @both;
+	ok(outbox_is_empty($dbh, $_), "$_: published") for @both;
+	$dbh->begin_work;
+	$dbh->do('SELECT taskoutbox.alter_queue($1, url => $2)', undef, $_, $sqs->url("$_-new.fifo")) for @both;
+	$dbh->commit;
+	put($_, payload => '"new"') for @both;
+	ok(outbox_is_empty($dbh, $_), "$_: published after it was moved") for @both;
+	is(join(' ', map { bodies($_), bodies("$_-new") } @both), '"old" "new" "old" "new"', 'moved: each to where its queue was then');
+}
+
+# taskoutbox.publish = off: this server sends nothing, and says so
+{
+	my $publish = sub { $node->append_conf('postgresql.conf', "taskoutbox.publish = $_[0]"); $node->reload; };
+	my $offset = -s $node->logfile;
+	$sqs->plant(op => 'SendMessageBatch', queue => 'orders.fifo', do => 'delay', times => 1);
+	my $before = scalar(bodies('orders'));
+	put('orders', payload => '"on its way"', group_id => 'g');
+	ok(poll(sub { $sqs->hits > 0 }), 'publish: a request is on its way');
+	$publish->('off');
+	my $row = problem_is($dbh, 'orders', qr/^taskoutbox.publish is off/);
+	ok($row, 'publish: off, which is said');
+	like($row->{remedy}, qr/set it to on/, 'publish: and what to do');
+	is($row->{next_try}, undef, 'publish: there is no next try');
+	$sqs->clear;
+	ok(outbox_is_empty($dbh, 'orders'), 'publish: what was on its way ends as usual');
+	my $seen = ($sqs->requests)[-1]{number};
+	put('orders', payload => $_, group_id => 'g') for 1 .. 5;
+	put('small', payload => '"x"');
+	my $moved = metrics($dbh, 'orders')->{sqs_redrive};
+	$dbh->do(q{SELECT taskoutbox.redrive('orders')});
+	$dbh->do(q{SELECT taskoutbox.alter_queue('orders')});
+	enqueue($dbh, undef, '"embedded"', 'default');
+	is(join(' ', map { $_->{payload} } receive($dbh, wait => '10 s')), '"embedded"', 'publish: an embedded queue works');
+	$dbh->do(q{SELECT taskoutbox.purge('default')});
+	is(metrics($dbh, 'orders')->{waiting}, 5, 'publish: tasks wait');
+	is(scalar(my @sent = $sqs->requests(since => $seen)), 0, 'publish: nothing at all is sent');
+	$dbh->do('CREATE ROLE nobody_of_publish');
+	is(state_of($dbh, q{ALTER ROLE nobody_of_publish SET taskoutbox.publish = on}), '55P02', 'publish: not of a role');
+	$dbh->do('DROP ROLE nobody_of_publish');
+	# also when the server starts like this
+	$dbh->disconnect;
+	{
+		local %ENV = (%ENV, $sqs->environment);
+		$node->restart;
+	}
+	wait_for_relay($node);
+	$dbh = session($node);
+	ok(problem_is($dbh, 'orders', qr/^taskoutbox.publish is off/), 'publish: and after a restart');
+	is(scalar(@sent = $sqs->requests(since => $seen)), 0, 'publish: still nothing');
+	$publish->('on');
+	ok(outbox_is_empty($dbh, 'orders'), 'publish: on again, and all goes on by itself');
+	ok(outbox_is_empty($dbh, 'small'), 'publish: each queue');
+	is(join(' ', (bodies('orders'))[ $before .. $before + 5 ]), '"on its way" 1 2 3 4 5', 'publish: in order, once');
+	ok(problem_is($dbh, 'orders', undef), 'publish: nothing is wrong any more');
+	my $log = log_of($node, $offset);
+	is(scalar(() = $log =~ /queue "orders" is stopped: taskoutbox.publish is off/g), 2, 'publish: one line in the log, each time it was found so');
+	is(scalar(() = $log =~ /queue "orders" goes on/g), 1, 'publish: and one when it goes on');
 }
 
 # A copy of the database publishes nothing
@@ -508,6 +607,9 @@ for my $case (
 	is(state_of($dbh, q{SELECT taskoutbox.alter_queue('orders', url => 'https://sqs.eu-central-1.amazonaws.com/1/other.fifo')}), 'TO018',
 		'hang: the url cannot be changed');
 	is(state_of($dbh, q{SELECT taskoutbox.alter_queue('orders', backend => 'embedded')}), 'TO018', 'hang: nor the backend');
+	is(state_of($dbh, q{SELECT taskoutbox.alter_queue('orders', endpoint => 'https://sqs.eu-central-1.amazonaws.com')}), 'TO018', 'hang: nor the endpoint');
+	is(state_of($dbh, q{SELECT taskoutbox.alter_queue('orders', region => 'us-east-1')}), 'TO018', 'hang: nor the region');
+	is(state_of($dbh, q{SELECT taskoutbox.alter_queue('orders', retry_cap => '300 ms')}), '00000', 'hang: but other settings');
 	is(value($dbh, q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'taskoutbox relay' AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL)}),
 		0, 'hang: the relay holds no snapshot and no transaction');
 	is(value($dbh, q{SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE backend_type = 'taskoutbox relay'
