@@ -320,8 +320,8 @@ destination_fault(Destination *destination, const char *code, const char *messag
 	char	   *reason = psprintf("%s: SQS refuses %s", code, operation);
 
 	if (is_denied(code))
-		remedy = psprintf("Allow the relay's identity the action sqs:%s on the queue, in its IAM policy or in the queue's.",
-						  strcmp(operation, "SendMessageBatch") == 0 ? "SendMessage" : operation);
+		remedy = psprintf("Allow the relay's identity the action sqs:%.*s on the queue, in its IAM policy or in the queue's.",
+						  sqs_action_length(operation), operation);
 	if (*message && sqs_is_known(code))
 		reason = psprintf("%s: %s", reason, message);
 	circuit_back_off(destination, now, retry_after, remedy, reason);
@@ -678,6 +678,8 @@ destination_settle(Destination *destination, TimestampTz now)
 		destination_end_request(&destination->look);
 		destination->look_step = LOOK_NONE;
 	}
+	if (step != LOOK_NONE)
+		 /* to be gone on with */ ;
 	else if ((look_is_probe(destination) ? destination->next_try : destination->next_look) <= now)
 		step = LOOK_QUEUE;
 	else if (destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE] &&
