@@ -379,8 +379,7 @@ put('lazy', '{"n": 1}', 'lazy');
 wait_empty('lazy', 'synchronous_commit = off');
 $node->stop('immediate');
 {
-	my %aws = $sqs->environment;
-	delete $aws{AWS_ENDPOINT_URL_SQS};
+	my %aws = aws_environment($sqs);
 	local @ENV{ keys %aws } = values %aws;
 	$node->start;
 }
