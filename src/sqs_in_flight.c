@@ -21,6 +21,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "json_answer.h"
 #include "lane.h"
 #include "sqs_destination.h"
 
@@ -186,7 +187,10 @@ is_renewed(const Queue *queue, Renewal *renewal, TimestampTz now)
 		report(queue, NULL, NULL);
 	else if (destination.is_open)
 		report(queue, destination.reason, destination.remedy);
-	return answer.kind == ANSWER_GOOD;
+	if (answer.kind != ANSWER_GOOD)
+		return false;
+	/* None of them when they have been given out to others, or for 12 hours to us. */
+	return json_list_length(json_list(json_answer(renewal->http.answer, renewal->http.answer_len), "Successful")) > 0;
 }
 
 static void

@@ -10,6 +10,9 @@
  * runs what came back before, and what is slow: before that, the worker gives
  * away what else it has, so that nothing waits for a slow task but its own group.
  *
+ * Where the tasks are from is a source (source.h): the embedded queue, which is
+ * here, or SQS.
+ *
  * A lease of a worker has no end in time. It lasts as long as the process: an exit
  * callback gives the messages back, and a process that dies without one takes the
  * leases along, with all shared memory. So a slow controller needs nothing to be
