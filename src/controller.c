@@ -58,7 +58,9 @@ PG_FUNCTION_INFO_V1(taskoutbox_get_controller_status);
 	"WHEN p.prokind OPERATOR(pg_catalog.<>) 'f' OR p.proretset THEN 'it is not a plain function any more' " \
 	"WHEN p.oid OPERATOR(pg_catalog.<>) c.function_oid AND r.rolname OPERATOR(pg_catalog.<>) c.owner " \
 	"THEN 'the function is not the one that was registered, and belongs to another role' END AS problem, " \
-	"c.owner, p.oid OPERATOR(pg_catalog.<>) c.function_oid OR r.rolname OPERATOR(pg_catalog.<>) c.owner AS is_outdated " \
+	"c.owner, p.oid OPERATOR(pg_catalog.<>) c.function_oid OR r.rolname OPERATOR(pg_catalog.<>) c.owner AS is_outdated, " \
+	"pg_catalog.min(p.proowner) OVER (PARTITION BY c.queue) OPERATOR(pg_catalog.<>) " \
+	"pg_catalog.max(p.proowner) OVER (PARTITION BY c.queue) AS is_mixed " \
 	"FROM taskoutbox.controller c LEFT JOIN pg_catalog.pg_proc p " \
 	"ON p.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure(c.controller)::pg_catalog.oid " \
 	"LEFT JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) p.proowner "
@@ -74,7 +76,8 @@ enum
 	RESOLVED_TAKES_MESSAGE,
 	RESOLVED_PROBLEM,
 	RESOLVED_OWNER,
-	RESOLVED_IS_OUTDATED
+	RESOLVED_IS_OUTDATED,
+	RESOLVED_IS_MIXED			/* its queue has controllers of several roles */
 };
 
 static bool is_stale = true;
@@ -132,6 +135,15 @@ column_oid(HeapTuple tuple, TupleDesc desc, int column)
 	return isnull ? InvalidOid : DatumGetObjectId(value);
 }
 
+static bool
+column_bool(HeapTuple tuple, TupleDesc desc, int column)
+{
+	bool		isnull;
+	Datum		value = heap_getattr(tuple, column, desc, &isnull);
+
+	return !isnull && DatumGetBool(value);
+}
+
 /* What a session of a role needs, for a worker. */
 static bool
 may_log_in(Oid role)
@@ -186,6 +198,36 @@ check_replacement(const char *task_type, const char *queue)
 	(void) outbox_for_each(&plan, RESOLVED
 						   "WHERE c.task_type OPERATOR(pg_catalog.=) $1 AND c.queue OPERATOR(pg_catalog.=) $2",
 						   2, types, values, NULL, true, check_may_replace, &caller);
+}
+
+/*
+ * SQS gives a message to whoever asks, and counts that: so a worker cannot pass it
+ * on to one of another role.
+ */
+static void
+check_same_role(HeapTuple tuple, TupleDesc desc, void *arg)
+{
+	Oid			role = column_oid(tuple, desc, RESOLVED_ROLE);
+
+	if (OidIsValid(role) && role != *(Oid *) arg)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),
+				 errmsg("queue \"%s\" is in SQS, and has controllers of another role",
+						column_text(tuple, desc, RESOLVED_QUEUE)),
+				 errdetail("They belong to \"%s\".", GetUserNameFromId(role, true)),
+				 errhint("Use a queue of its own for each role.")));
+}
+
+static void
+check_one_role(const char *queue, const char *task_type, Oid owner)
+{
+	static SPIPlanPtr plan = NULL;
+	static const Oid types[] = {TEXTOID, TEXTOID};
+	Datum		values[] = {CStringGetTextDatum(queue), CStringGetTextDatum(task_type)};
+
+	if (!queue_is_embedded(queue_settings(queue)))
+		(void) outbox_for_each(&plan, RESOLVED "WHERE c.queue OPERATOR(pg_catalog.=) $1 AND c.task_type OPERATOR(pg_catalog.<>) $2",
+							   2, types, values, NULL, true, check_same_role, &owner);
 }
 
 static void
@@ -262,14 +304,9 @@ taskoutbox_register_controller(PG_FUNCTION_ARGS)
 				 errmsg("idempotency must be \"atomic\" or \"natural\""),
 				 errhint("Use \"atomic\" for work in this database, \"natural\" for work that may be repeated.")));
 	owner = check_function(function);
-	if (!queue_is_embedded(queue_settings(queue)))
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_NOT_HERE),
-				 errmsg("queue \"%s\" is published to SQS", queue),
-				 errdetail("No worker of this server can receive from it."),
-				 errhint("Let a program receive from SQS, or register the controller for an embedded queue.")));
 	queue_check_consumer(queue_settings(queue), owner);
 	check_replacement(task_type, queue);
+	check_one_role(queue, task_type, owner);
 
 	(void) outbox_execute(&plan,
 						  "INSERT INTO taskoutbox.controller (queue, task_type, controller, function_oid, owner, idempotency) "
@@ -323,7 +360,6 @@ cache_add(HeapTuple tuple, TupleDesc desc, void *arg)
 	MemoryContext old = MemoryContextSwitchTo(cache_context);
 	CacheEntry *entry = hash_search(cache, column_text(tuple, desc, RESOLVED_TASK_TYPE), HASH_ENTER, NULL);
 	Controller *controller = &entry->controller;
-	bool		isnull;
 
 	memset(controller, 0, sizeof(Controller));
 	controller->task_type = entry->task_type;
@@ -334,7 +370,7 @@ cache_add(HeapTuple tuple, TupleDesc desc, void *arg)
 	controller->average = -1;
 	if (controller->problem == NULL)
 	{
-		controller->takes_message = DatumGetBool(heap_getattr(tuple, RESOLVED_TAKES_MESSAGE, desc, &isnull));
+		controller->takes_message = column_bool(tuple, desc, RESOLVED_TAKES_MESSAGE);
 		controller->function.fn_oid = column_oid(tuple, desc, RESOLVED_FUNCTION);
 	}
 	MemoryContextSwitchTo(old);
@@ -422,17 +458,17 @@ add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 	const QueueSettings *settings = queue_find(queue);
 	Oid			role = column_oid(tuple, desc, RESOLVED_ROLE);
 	Pool	   *pool;
-	bool		isnull;
 
 	if (column_text(tuple, desc, RESOLVED_PROBLEM))
 		return;
-	list->is_outdated |= DatumGetBool(heap_getattr(tuple, RESOLVED_IS_OUTDATED, desc, &isnull));
+	list->is_outdated |= column_bool(tuple, desc, RESOLVED_IS_OUTDATED);
 	for (int i = 0; i < list->n; i++)
 	{
 		if (list->pools[i].role == role && strcmp(list->pools[i].queue, queue) == 0)
 			return;
 	}
-	if (settings == NULL || !queue_is_embedded(settings) || !queue_admits_consumer(settings, role))
+	if (settings == NULL || !queue_admits_consumer(settings, role) ||
+		(!queue_is_embedded(settings) && column_bool(tuple, desc, RESOLVED_IS_MIXED)))
 		return;
 	list->pools = list->pools == NULL ? MemoryContextAlloc(list->context, sizeof(Pool)) :
 		repalloc(list->pools, (list->n + 1) * sizeof(Pool));
@@ -501,7 +537,7 @@ typedef struct StatusState
 
 /* Why a controller that could be called is not, as far as its workers know. */
 static const char *
-worker_problem(const StatusState *state, Oid role, const char *queue, int *running)
+worker_problem(const StatusState *state, Oid role, const char *queue, bool is_mixed, int *running)
 {
 	DatabaseSlot *db = database_slot(MyDatabaseId);
 	int			found = 0;
@@ -517,6 +553,8 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 			continue;
 		found++;
 		*running += slot->state == WORKER_RUNNING;
+		if (slot->problem[0] != '\0')
+			problem = pstrdup(slot->problem);
 		if (slot->no_worker)
 			problem = "there is no free background worker slot: raise max_worker_processes, and restart the server";
 		else if (slot->state == WORKER_STOPPED && slot->failures > 0)
@@ -539,8 +577,8 @@ worker_problem(const StatusState *state, Oid role, const char *queue, int *runni
 		return "the relay of this database is not running";
 	if (db->pin == PIN_FOREIGN)
 		return "this database is a copy, and delivers nothing by itself until taskoutbox.confirm()";
-	if (settings && !queue_is_embedded(settings))
-		return "its queue is published to SQS";
+	if (settings && !queue_is_embedded(settings) && is_mixed)
+		return "its queue is in SQS, and has controllers of several roles: use a queue for each";
 	if (settings && settings->consumers == 0)
 		return "its queue has consumers = 0";
 	return found > 0 ? NULL : "there is no free slot for its workers: raise max_worker_processes, and restart the server";
@@ -558,7 +596,7 @@ put_status(HeapTuple tuple, TupleDesc desc, void *arg)
 	bool		nulls[7] = {false};
 
 	if (problem == NULL)
-		problem = worker_problem(state, role, queue, &running);
+		problem = worker_problem(state, role, queue, column_bool(tuple, desc, RESOLVED_IS_MIXED), &running);
 	for (int i = 0; i < 4; i++)
 		values[i] = heap_getattr(tuple, RESOLVED_QUEUE + i, desc, &nulls[i]);
 	nulls[4] = !OidIsValid(role);

@@ -20,7 +20,10 @@
 #include <unistd.h>
 
 #include "libpq/pqsignal.h"
+#include "miscadmin.h"
 #include "storage/fd.h"
+#include "storage/latch.h"
+#include "utils/timestamp.h"
 
 #define EVENTS_PER_CALL 64
 
@@ -111,13 +114,19 @@ on_close(void *arg, curl_socket_t fd)
 }
 
 static size_t
+answer_max(const HttpRequest *request)
+{
+	return request->answer_max > 0 ? request->answer_max : HTTP_ANSWER_MAX;
+}
+
+static size_t
 on_body(char *data, size_t size, size_t n, void *arg)
 {
 	HttpRequest *request = arg;
 	char	   *grown;
 
 	n *= size;
-	if (request->answer_len + n > HTTP_ANSWER_MAX)
+	if (request->answer_len + n > answer_max(request))
 	{
 		request->is_too_long = true;
 		return 0;
@@ -220,7 +229,7 @@ finish(HttpRequest *request, CURLcode result)
 	if (result == CURLE_OK)
 		curl_easy_getinfo(request->curl, CURLINFO_RESPONSE_CODE, &request->status);
 	else if (request->is_too_long)
-		snprintf(request->error, sizeof(request->error), "the answer has more than %d bytes", HTTP_ANSWER_MAX);
+		snprintf(request->error, sizeof(request->error), "the answer has more than %zu bytes", answer_max(request));
 	else if (request->error[0] == '\0')
 		strlcpy(request->error, curl_easy_strerror(result), sizeof(request->error));
 	if (request->answer == NULL && result == CURLE_OK)
@@ -321,18 +330,6 @@ http_free(HttpRequest *request)
 	request->answer = NULL;
 }
 
-pgsocket
-http_socket(void)
-{
-	return epoll_fd < 0 ? PGINVALID_SOCKET : epoll_fd;
-}
-
-long
-http_timeout(void)
-{
-	return timer < 0 ? -1 : Max(timer - monotonic_ms(), 0);
-}
-
 bool
 http_work(void)
 {
@@ -372,4 +369,32 @@ http_work(void)
 		any = true;
 	}
 	return any;
+}
+
+/* In milliseconds there is something to do, anyway; -1: never. */
+static long
+next_timer(void)
+{
+	return timer < 0 ? -1 : Max(timer - monotonic_ms(), 0);
+}
+
+void
+http_sleep(TimestampTz until, uint32 wait_event)
+{
+	int			events;
+
+	do
+	{
+		long		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+		long		next = next_timer();
+
+		/* The set of sockets is a descriptor that is readable when one of them is ready. */
+		events = WaitLatchOrSocket(MyLatch,
+								   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH |
+								   (epoll_fd < 0 ? 0 : WL_SOCKET_READABLE),
+								   epoll_fd < 0 ? PGINVALID_SOCKET : epoll_fd,
+								   next < 0 ? timeout : Min(timeout, next), wait_event);
+		/* Answers come in pieces: none of them is worth waking for. */
+	} while (!http_work() && !(events & WL_LATCH_SET) && GetCurrentTimestamp() < until);
+	ResetLatch(MyLatch);
 }

@@ -10,7 +10,9 @@
 #include <curl/curl.h>
 #include <time.h>
 
-/* No answer that we ask for is longer. */
+#include "datatype/timestamp.h"
+
+/* No answer that we ask for is longer, if its request does not say so. */
 #define HTTP_ANSWER_MAX (1024 * 1024)
 
 typedef struct HttpRequest
@@ -29,6 +31,7 @@ typedef struct HttpRequest
 	long		connect_timeout_ms;
 	long		timeout_ms;
 	bool		is_local;		/* a metadata service of this host: no proxy */
+	size_t		answer_max;		/* in bytes; 0: HTTP_ANSWER_MAX */
 
 	/* It ended: with a status, or without an answer (status 0). */
 	bool		is_done;
@@ -56,13 +59,8 @@ extern void http_start(HttpRequest *request);
 /* Forget a request, finished or not, and what it allocated. */
 extern void http_free(HttpRequest *request);
 
-/*
- * To be waited for with a latch: readable when there is something to do; and in
- * how many milliseconds there is, anyway, -1 for never. PGINVALID_SOCKET before
- * the first request.
- */
-extern pgsocket http_socket(void);
-extern long http_timeout(void);
+/* Sleep until our latch is set (and reset it), a request has ended, or time is up. */
+extern void http_sleep(TimestampTz until, uint32 wait_event);
 
 /* Do what there is to do; returns whether a request ended. */
 extern bool http_work(void);

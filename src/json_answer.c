@@ -15,16 +15,16 @@
 #include "utils/memutils.h"
 
 static Jsonb *
-parse(const char *utf8, size_t len)
+parse(const char *peers, size_t len, int encoding)
 {
 	MemoryContext context = CurrentMemoryContext;
 	Jsonb	   *volatile result = NULL;
 
-	if (strlen(utf8) != len)
+	if (strlen(peers) != len)
 		return NULL;
 	PG_TRY();
 	{
-		char	   *text = pg_any_to_server(utf8, len, PG_UTF8);
+		char	   *text = pg_any_to_server(peers, len, encoding);
 
 		result = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(text)));
 	}
@@ -45,10 +45,16 @@ parse(const char *utf8, size_t len)
 	return result;
 }
 
+Jsonb *
+json_parse(const char *text)
+{
+	return parse(text, strlen(text), GetDatabaseEncoding());
+}
+
 JsonbContainer *
 json_answer(const char *utf8, size_t len)
 {
-	Jsonb	   *jsonb = parse(utf8, len);
+	Jsonb	   *jsonb = parse(utf8, len, PG_UTF8);
 
 	return jsonb && JB_ROOT_IS_OBJECT(jsonb) ? &jsonb->root : NULL;
 }

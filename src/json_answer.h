@@ -15,6 +15,9 @@
  */
 extern JsonbContainer *json_answer(const char *utf8, size_t len);
 
+/* The JSON in a text in the server's encoding, or NULL when it is none: never an error. */
+extern Jsonb *json_parse(const char *text);
+
 /* A member of an object: a string (or a number, as text), or NULL. */
 extern char *json_text(JsonbContainer *object, const char *name);
 

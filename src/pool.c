@@ -139,7 +139,8 @@ pool_want(const Pool *pools, int npools)
 		slot->leave = !is_wanted;
 		if (slot->leave && slot->state == WORKER_STOPPED)
 			empty_slot(slot);
-		else if (slot->leave && slot->latch)
+		/* Stay or leave, there is news: perhaps other settings of its queue. */
+		else if (slot->latch)
 			SetLatch(slot->latch);
 	}
 	for (int i = 0; i < npools; i++)
@@ -287,6 +288,7 @@ pool_leave(int code, Datum arg)
 	slot->pid = 0;
 	slot->latch = NULL;
 	slot->task = 0;
+	slot->problem[0] = '\0';
 	slot->restart_at = now;
 	/* One that could not even connect failed, too. */
 	if (claimed_failed || slot->state == WORKER_STARTING)
@@ -332,6 +334,12 @@ pool_index(const WorkerSlot *slot)
 	return slot - slots;
 }
 
+int
+pool_my_index(void)
+{
+	return pool_index(claimed);
+}
+
 void
 pool_ready(Oid outbox)
 {
@@ -373,6 +381,14 @@ void
 pool_set_task(int64 id)
 {
 	claimed->task = id;
+}
+
+void
+pool_set_problem(const char *problem)
+{
+	LWLockAcquire(lock, LW_EXCLUSIVE);
+	strlcpy(claimed->problem, problem, sizeof(claimed->problem));
+	LWLockRelease(lock);
 }
 
 int

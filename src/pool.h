@@ -44,6 +44,7 @@ typedef struct WorkerSlot
 	TimestampTz restart_at;		/* STOPPED: not before this */
 	int			failures;		/* errors in a row */
 	int64		task;			/* that it is at; 0: none */
+	char		problem[512];	/* why it gets no messages; empty: it does */
 
 	/* taken by workers of other pools, but for this one, from this table */
 	Oid			outbox;
@@ -81,6 +82,7 @@ extern void pool_stop(Oid dboid);
 /* For a worker: take the slot over, or NULL when it is not for us. Left at exit. */
 extern WorkerSlot *pool_claim(int index);
 extern int	pool_index(const WorkerSlot *slot);
+extern int	pool_my_index(void);
 extern void pool_ready(Oid outbox);
 extern void pool_failed(void);
 
@@ -88,6 +90,7 @@ extern void pool_failed(void);
 extern bool pool_is_called(void);
 extern bool pool_must_leave(void);
 extern void pool_set_task(int64 id);
+extern void pool_set_problem(const char *problem);
 
 /*
  * Pass messages on to a pool of this database and queue; returns how many of them,

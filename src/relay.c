@@ -851,26 +851,6 @@ queues_want_news(void)
 	return false;
 }
 
-/* Until there is news, or a request has ended, or time is up. */
-static void
-relay_sleep(TimestampTz until, uint32 wait_event)
-{
-	int			events;
-
-	do
-	{
-		long		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
-		long		http = http_timeout();
-
-		events = WaitLatchOrSocket(MyLatch,
-								   WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH |
-								   (http_socket() == PGINVALID_SOCKET ? 0 : WL_SOCKET_READABLE),
-								   http_socket(), http < 0 ? timeout : Min(timeout, http), wait_event);
-		/* Answers come in pieces: none of them is a round's worth. */
-	} while (!http_work() && !(events & WL_LATCH_SET) && GetCurrentTimestamp() < until);
-	ResetLatch(MyLatch);
-}
-
 static void
 relay_loop(void)
 {
@@ -913,7 +893,7 @@ relay_loop(void)
 			next = Min(next, now + RENEWED_WAKE_MS * INT64CONST(1000));
 		pgstat_report_stat(next - now >= USECS_PER_SEC);
 		pgstat_report_activity(STATE_IDLE, NULL);
-		relay_sleep(next, wait_event);
+		http_sleep(next, wait_event);
 	}
 }
 

@@ -108,6 +108,9 @@ typedef struct QueueSlot
 	TimestampTz sqs_looked_at;
 	char		sqs_redrive[128];	/* what became of the last one; empty: there was none */
 	int64		sqs_retrying;	/* lanes that wait for their next try */
+
+	/* until then workers receive one message at a time from SQS; under the lease lock */
+	TimestampTz sqs_careful_until;
 } QueueSlot;
 
 /* Does this database have a pin (installation.c), and is it its own? */
@@ -161,6 +164,9 @@ typedef struct DatabaseSlot
 	int64		orphans;		/* rows of queues that do not exist */
 	InstallationPin pin;
 	pg_uuid_t	installation;
+
+	/* under the lock of sqs_in_flight.c, where the relay looks then */
+	TimestampTz next_renewal;
 
 	/* under the lease lock */
 	Oid			outbox;			/* the table whose ids are on offer */

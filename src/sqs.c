@@ -40,6 +40,7 @@
 #include "lease.h"
 #include "outbox.h"
 #include "sqs_destination.h"
+#include "sqs_in_flight.h"
 #include "sqs_protocol.h"
 
 /* How often to look at a row that somebody changes, or for a free lease. */
@@ -848,7 +849,7 @@ sqs_settle(DatabaseSlot *db)
 	}
 	dlist_foreach_modify(iter, &waiting)
 		next = Min(next, dlist_container(Lane, in_backend, iter.cur)->retry_at);
-	return next;
+	return Min(next, sqs_in_flight_settle(db, now));
 }
 
 static void

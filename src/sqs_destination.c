@@ -320,8 +320,8 @@ destination_fault(Destination *destination, const char *code, const char *messag
 	char	   *reason = psprintf("%s: SQS refuses %s", code, operation);
 
 	if (is_denied(code))
-		remedy = psprintf("Allow the relay's identity the action sqs:%s on the queue, in its IAM policy or in the queue's.",
-						  strcmp(operation, "SendMessageBatch") == 0 ? "SendMessage" : operation);
+		remedy = psprintf("Allow the relay's identity the action sqs:%.*s on the queue, in its IAM policy or in the queue's.",
+						  sqs_action_length(operation), operation);
 	if (*message && sqs_is_known(code))
 		reason = psprintf("%s: %s", reason, message);
 	circuit_back_off(destination, now, retry_after, remedy, reason);
@@ -671,6 +671,24 @@ wants_look(const Destination *destination, TimestampTz now)
 		(destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE]);
 }
 
+/* What to ask now. */
+static int
+next_step(Destination *destination, TimestampTz now)
+{
+	if (destination->nrequests >= destination->queue->settings.max_connections)
+		return LOOK_NONE;
+	if ((look_is_probe(destination) ? destination->next_try : destination->next_look) <= now)
+		return LOOK_QUEUE;
+	if (destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE] &&
+		queue_slot_requested(destination->queue->slot, QUEUE_REDRIVE))
+	{
+		if (destination->arn_of_dead_letters)
+			return LOOK_MOVE;
+		report_redrive(destination, "is not possible: it has none", NULL);
+	}
+	return LOOK_NONE;
+}
+
 void
 destination_settle(Destination *destination, TimestampTz now)
 {
@@ -686,18 +704,8 @@ destination_settle(Destination *destination, TimestampTz now)
 		destination_end_request(&destination->look);
 		destination->look_step = LOOK_NONE;
 	}
-	else if (destination->nrequests >= destination->queue->settings.max_connections)
-		return;
-	else if ((look_is_probe(destination) ? destination->next_try : destination->next_look) <= now)
-		step = LOOK_QUEUE;
-	else if (destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE] &&
-			 queue_slot_requested(destination->queue->slot, QUEUE_REDRIVE))
-	{
-		if (destination->arn_of_dead_letters)
-			step = LOOK_MOVE;
-		else
-			report_redrive(destination, "is not possible: it has none", NULL);
-	}
+	if (step == LOOK_NONE)
+		step = next_step(destination, now);
 	if (step != LOOK_NONE)
 		start_look(destination, step, now);
 }

@@ -211,6 +211,59 @@ sqs_start_message_move_task(const char *source_arn, size_t *len)
 	return finish(out, &text, len);
 }
 
+char *
+sqs_receive_message(const char *queue_url, int max, int wait_seconds, int visibility_seconds,
+					const char *attempt_id, size_t *len)
+{
+	char	   *text = NULL;
+	FILE	   *out = open_memstream(&text, len);
+
+	if (out == NULL)
+		return NULL;
+	put_field(out, "{", "QueueUrl", queue_url);
+	fprintf(out, ",\"MaxNumberOfMessages\":%d,\"WaitTimeSeconds\":%d,\"VisibilityTimeout\":%d",
+			max, wait_seconds, visibility_seconds);
+	put_field(out, ",", "ReceiveRequestAttemptId", attempt_id);
+	/* What came later has a new name for the old one, and each knows only its own. */
+	fputs(",\"AttributeNames\":[\"All\"],\"MessageSystemAttributeNames\":[\"All\"],"
+		  "\"MessageAttributeNames\":[\"All\"]}", out);
+	return finish(out, &text, len);
+}
+
+static char *
+batch_of_receipts(const char *queue_url, const SqsReceipt *receipts, int n, bool has_visibility, size_t *len)
+{
+	char	   *text = NULL;
+	FILE	   *out = open_memstream(&text, len);
+
+	if (out == NULL)
+		return NULL;
+	put_field(out, "{", "QueueUrl", queue_url);
+	fputs(",\"Entries\":", out);
+	for (int i = 0; i < n; i++)
+	{
+		fprintf(out, "%s{\"Id\":\"%d\"", i == 0 ? "[" : ",", i);
+		put_field(out, ",", "ReceiptHandle", receipts[i].handle);
+		if (has_visibility)
+			fprintf(out, ",\"VisibilityTimeout\":%d", receipts[i].visibility_seconds);
+		fputc('}', out);
+	}
+	fputs("]}", out);
+	return finish(out, &text, len);
+}
+
+char *
+sqs_delete_message_batch(const char *queue_url, const SqsReceipt *receipts, int n, size_t *len)
+{
+	return batch_of_receipts(queue_url, receipts, n, false, len);
+}
+
+char *
+sqs_change_message_visibility_batch(const char *queue_url, const SqsReceipt *receipts, int n, size_t *len)
+{
+	return batch_of_receipts(queue_url, receipts, n, true, len);
+}
+
 /*
  * Errors
  */
@@ -226,6 +279,9 @@ static const struct
 	{"InvalidParameterValue", SQS_FAULT_MESSAGE, NULL},
 	{"MissingParameter", SQS_FAULT_MESSAGE, NULL},
 	{"MissingRequiredParameter", SQS_FAULT_MESSAGE, NULL},
+	{"ReceiptHandleIsInvalid", SQS_FAULT_MESSAGE, NULL},
+	{"MessageNotInflight", SQS_FAULT_MESSAGE, NULL},
+	{"AWS.SimpleQueueService.MessageNotInflight", SQS_FAULT_MESSAGE, NULL},
 
 	{"InternalFailure", SQS_FAULT_TRANSIENT, NULL},
 	{"InternalError", SQS_FAULT_TRANSIENT, NULL},
@@ -297,6 +353,12 @@ size_t
 sqs_code_length(const char *code)
 {
 	return strlen(code) - (ends_with(code, "Exception") ? strlen("Exception") : 0);
+}
+
+int
+sqs_action_length(const char *operation)
+{
+	return (int) (strlen(operation) - (ends_with(operation, "Batch") ? strlen("Batch") : 0));
 }
 
 static int

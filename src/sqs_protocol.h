@@ -44,10 +44,25 @@ extern char *sqs_get_queue_attributes(const char *queue_url, size_t *len);
 extern char *sqs_get_queue_url(const char *arn, size_t *len);	/* NULL also for a bad arn */
 extern char *sqs_start_message_move_task(const char *source_arn, size_t *len);
 
+/* attempt_id: the same again brings what an answer that was lost has brought. */
+extern char *sqs_receive_message(const char *queue_url, int max, int wait_seconds, int visibility_seconds,
+								 const char *attempt_id, size_t *len);
+
+/* Messages that were received; visibility_seconds is for ChangeMessageVisibilityBatch. */
+typedef struct SqsReceipt
+{
+	const char *handle;
+	int			visibility_seconds;
+} SqsReceipt;
+
+extern char *sqs_delete_message_batch(const char *queue_url, const SqsReceipt *receipts, int n, size_t *len);
+extern char *sqs_change_message_visibility_batch(const char *queue_url, const SqsReceipt *receipts, int n,
+												 size_t *len);
+
 /* What an error is about. */
 typedef enum SqsFault
 {
-	SQS_FAULT_MESSAGE,			/* this message will never be accepted */
+	SQS_FAULT_MESSAGE,			/* this message will never be accepted, or is not ours any more */
 	SQS_FAULT_TRANSIENT,		/* the same again will do */
 	SQS_FAULT_THROTTLED,		/* too fast */
 	SQS_FAULT_CREDENTIALS,		/* fetch them again */
@@ -69,6 +84,9 @@ extern const char *sqs_bare_code(const char *code);
 
 /* The length of a bare code without a final "Exception", which one protocol adds. */
 extern size_t sqs_code_length(const char *code);
+
+/* The length of the action that IAM knows for an operation: the same for batches. */
+extern int	sqs_action_length(const char *operation);
 
 /* What to do about an error of the destination or the credentials; never NULL. */
 extern const char *sqs_remedy(const char *code);

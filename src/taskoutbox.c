@@ -21,6 +21,7 @@
 #include "pool.h"
 #include "queue.h"
 #include "shared.h"
+#include "sqs_in_flight.h"
 
 /* Older ones leave headers unsigned that SQS needs signed. */
 #if LIBCURL_VERSION_NUM < 0x075600
@@ -152,5 +153,6 @@ _PG_init(void)
 	blocked_init();
 	queue_init();
 	pool_init();
+	sqs_in_flight_init();
 	launcher_init();
 }

@@ -12,6 +12,9 @@
  * runs what came back before, and what is slow: before that, the worker gives
  * away what else it has, so that nothing waits for a slow task but its own group.
  *
+ * Where the tasks are from is a source (source.h): the embedded queue, which is
+ * here, or SQS.
+ *
  * A lease of a worker has no end in time. It lasts as long as the process: an exit
  * callback gives the messages back, and a process that dies without one takes the
  * leases along, with all shared memory. So a slow controller needs nothing to be
@@ -53,6 +56,7 @@
 #include "queue.h"
 #include "session.h"
 #include "shared.h"
+#include "source.h"
 
 /* Controllers that take longer, on average, run alone; in microseconds. */
 #define SLOW 10000
@@ -76,31 +80,14 @@
 /* max_run_time is insisted on this often, in milliseconds. */
 #define INSIST_MS 1000
 
-typedef enum TaskState
-{
-	TASK_TAKEN,					/* in our hands, and not run yet */
-	TASK_RUN,					/* it went well, in this transaction */
-	TASK_FAILED,				/* and is to be recorded */
-	TASK_AWAY					/* done, given back or passed on */
-} TaskState;
-
-typedef struct Task
-{
-	Receipt		receipt;
-	TaskState	state;
-	int			receive_count;	/* before this one */
-	uint64		group;			/* OutboxRow.group; 0: no group */
-	char	   *task_type;
-	char	   *uid;
-	HeapTuple	message;
-	ErrorData  *error;
-} Task;
-
 static WorkerSlot *slot;
 static int	place;
 static DatabaseSlot *db;
 static Oid	outbox;
 static QueueSettings settings;
+static bool is_queue;			/* it is there, and these are its settings */
+static const Source *source = NULL;
+static bool is_full_up;			/* all leases of the server are in use */
 static TupleDesc message_desc = NULL;
 static MemoryContext batch_context;
 
@@ -176,7 +163,7 @@ take_error(void)
 static void
 give_back(Task *task)
 {
-	lease_give_back(outbox, &task->receipt, 1);
+	source->give_back(task);
 	task->state = TASK_AWAY;
 }
 
@@ -190,12 +177,8 @@ worker_leave(int code, Datum arg)
 	in_hand_clear(place);
 	for (int i = 0; i < ntasks; i++)
 	{
-		if (tasks[i].state == TASK_AWAY)
-			continue;
-		if (&tasks[i] == running && !pool_must_leave())
-			(void) lease_change(outbox, &tasks[i].receipt, GetCurrentTimestamp(), false);
-		else
-			lease_give_back(outbox, &tasks[i].receipt, 1);
+		if (tasks[i].state != TASK_AWAY && tasks[i].state != TASK_DONE && source->leave)
+			source->leave(&tasks[i], &tasks[i] == running && !pool_must_leave());
 	}
 	ntasks = 0;
 }
@@ -252,7 +235,7 @@ commit(int from, int to)
 	if (deleter)
 		outbox_end(deleter);
 	deleter = NULL;
-	if (n > 0)
+	if (n > 0 && !source->counts_receives)
 		in_hand_put(place, outbox, ids, n);
 	PG_TRY();
 	{
@@ -282,26 +265,17 @@ static void
 record_failure(Task *task)
 {
 	ErrorData  *error = task->error;
-	TimestampTz retry_at;
 
 	ereport(LOG,
 			(errcode(error->sqlerrcode),
+			 task->problem ? errmsg("message %s of SQS failed: %s", task->message_id, error->message) :
 			 errmsg("task " INT64_FORMAT " of type \"%s\" failed: %s",
 					task->receipt.id, task->task_type, error->message),
+			 source->counts_receives ? errdetail("It was received %d times.", task->receive_count + 1) :
 			 errdetail("It was received %d times; queue \"%s\" has max_receive_count = %d.",
 					   task->receive_count + 1, settings.name, (int) settings.max_receive_count)));
-	begin();
-	(void) outbox_set_error(task->receipt.id, error->message);
-	CommitTransactionCommand();
-	MemoryContextSwitchTo(batch_context);
-
-	retry_at = GetCurrentTimestamp();
-	/* The last receive needs no wait. */
-	if (task->receive_count + 1 < settings.max_receive_count)
-		retry_at += queue_retry_delay(&settings, task->receive_count);
-	(void) lease_change(outbox, &task->receipt, retry_at, true);
+	source->fail(task);
 	task->state = TASK_AWAY;
-	retries[nretries++ % RETRIES_MAX] = retry_at;
 }
 
 static void
@@ -332,28 +306,14 @@ call(Task *task, Controller *controller)
 	(void) FunctionCallInvoke(fcinfo);
 }
 
-static void
-finish(Task *task, bool is_isolated)
-{
-	OutboxReader *reader = is_isolated || deleter == NULL ? outbox_begin_delete() : deleter;
-	LeaseResult result;
-
-	if (!is_isolated)
-		deleter = reader;
-	lease_mark_deleting(outbox, &task->receipt, 1, &result);
-	if (result != LEASE_OK ||
-		outbox_delete(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
-		ereport(ERROR,
-				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
-				 errmsg("it was deleted or purged while its controller ran")));
-	if (is_isolated)
-		outbox_end(reader);
-}
-
 /* Ledger, controller and delete: what stays together. */
 static void
 handle(Task *task, Controller *controller, bool is_isolated)
 {
+	if (task->problem)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_NO_CONTROLLER),
+				 errmsg("%s", task->problem)));
 	if (controller == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_NO_CONTROLLER),
@@ -368,7 +328,7 @@ handle(Task *task, Controller *controller, bool is_isolated)
 		call(task, controller);
 	PopActiveSnapshot();
 
-	finish(task, is_isolated);
+	source->finish(task, is_isolated);
 }
 
 /*
@@ -401,7 +361,8 @@ run(Task *task, Controller *controller)
 
 	running = task;
 	pool_set_task(task->receipt.id);
-	in_hand_put(place, outbox, &task->receipt.id, 1);
+	if (!source->counts_receives)
+		in_hand_put(place, outbox, &task->receipt.id, 1);
 	pgstat_report_activity(STATE_RUNNING, task->task_type);
 
 	if (is_isolated)
@@ -490,7 +451,7 @@ run_alone(Task *task)
 	if (task->state == TASK_FAILED)
 		give_back_group(task);
 	else
-		task->state = TASK_AWAY;
+		task->state = TASK_DONE;
 }
 
 /* Commit what was run from one task to another; if that fails, run each alone. */
@@ -503,7 +464,7 @@ commit_or_repeat(int from, int to)
 	{
 		if (tasks[i].state != TASK_RUN)
 			continue;
-		tasks[i].state = failed ? TASK_TAKEN : TASK_AWAY;
+		tasks[i].state = failed ? TASK_TAKEN : TASK_DONE;
 	}
 	for (int i = from; i < to && failed; i++)
 	{
@@ -534,6 +495,11 @@ run_batch(void)
 		if (task->state != TASK_TAKEN)
 			continue;
 		did_something = true;
+		if (!source->is_ours(task))
+		{
+			task->state = TASK_AWAY;
+			continue;
+		}
 		if (!is_slow(controller) && task->receive_count == 0)
 		{
 			begin();
@@ -553,7 +519,7 @@ run_batch(void)
 		else
 		{
 			commit_or_repeat(from, i);
-			if (task->state == TASK_TAKEN && is_slow(controller) && i + 1 < ntasks)
+			if (task->state == TASK_TAKEN && is_slow(controller) && i + 1 < ntasks && !source->counts_receives)
 			{
 				for (int j = i + 1; j < ntasks; j++)
 				{
@@ -627,7 +593,7 @@ pass_on(void)
 			theirs[n] = &tasks[j];
 			receipts[n++] = tasks[j].receipt;
 		}
-		if (n > 0)
+		if (n > 0 && !source->counts_receives)
 			passed = pool_hand_over(role, receipts, n);
 		for (int j = 0; j < n && j < passed; j++)
 			theirs[j]->state = TASK_AWAY;
@@ -637,38 +603,45 @@ pass_on(void)
 	}
 }
 
-/* Take messages, and read them. In a transaction. */
-static void
-take(bool *full)
+/*
+ * The embedded queue
+ */
+
+static int
+embedded_take(const QueueSettings *from, TupleDesc desc, Task *into, int max)
 {
 	Receipt		receipts[Max(IN_HAND_MAX, HANDED_MAX)];
 	OutboxReader *reader;
-	QueueSlot  *queue = queue_slot(db, settings.key);
+	QueueSlot  *queue = queue_slot(db, from->key);
 	int			n;
 
+	is_full_up = false;
+	if (retries[nretries % RETRIES_MAX] > GetCurrentTimestamp())
+		return 0;
 	n = pool_take_handed(receipts);
 	if (n > 0)
 		lease_adopt(outbox, receipts, n);
 	else if (queue)
-		n = lease_take(db, outbox, queue, take_next, LEASE_WHILE_ALIVE, receipts, full);
+		n = lease_take(db, outbox, queue, max, LEASE_WHILE_ALIVE, receipts, &is_full_up);
 	for (int i = 0; i < n; i++)
 	{
-		tasks[i].state = TASK_TAKEN;
-		tasks[i].receipt = receipts[i];
+		memset(&into[i], 0, sizeof(Task));
+		into[i].receipt = receipts[i];
 	}
+	/* An error from here on gives them back. */
 	ntasks = n;
 	if (n == 0)
-		return;
+		return 0;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	reader = outbox_begin_dirty();
-	for (int i = 0; i < ntasks; i++)
+	for (int i = 0; i < n; i++)
 	{
-		Task	   *task = &tasks[i];
+		Task	   *task = &into[i];
 		Datum		values[MESSAGE_COLUMNS];
 		bool		nulls[MESSAGE_COLUMNS];
 
-		if (!message_look(reader, &task->receipt, settings.name))
+		if (!message_look(reader, &task->receipt, from->name))
 		{
 			/* The relay finds out what became of it. */
 			give_back(task);
@@ -679,11 +652,100 @@ take(bool *full)
 		task->receive_count = DatumGetInt32(values[MESSAGE_RECEIVE_COUNT - 1]) - 1;
 		task->task_type = TextDatumGetCString(values[MESSAGE_TASK_TYPE - 1]);
 		task->uid = TextDatumGetCString(values[MESSAGE_UID - 1]);
-		task->message = heap_form_tuple(message_desc, values, nulls);
+		task->message = heap_form_tuple(desc, values, nulls);
 	}
 	outbox_end(reader);
 	PopActiveSnapshot();
+	return n;
 }
+
+/* Its lease lasts as long as we do. */
+static bool
+embedded_is_ours(const Task *task)
+{
+	return true;
+}
+
+static void
+embedded_finish(Task *task, bool is_isolated)
+{
+	OutboxReader *reader = is_isolated || deleter == NULL ? outbox_begin_delete() : deleter;
+	LeaseResult result;
+
+	if (!is_isolated)
+		deleter = reader;
+	lease_mark_deleting(outbox, &task->receipt, 1, &result);
+	if (result != LEASE_OK ||
+		outbox_delete(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
+		ereport(ERROR,
+				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
+				 errmsg("it was deleted or purged while its controller ran")));
+	if (is_isolated)
+		outbox_end(reader);
+}
+
+static void
+embedded_give_back(Task *task)
+{
+	lease_give_back(outbox, &task->receipt, 1);
+}
+
+static void
+embedded_fail(Task *task)
+{
+	TimestampTz retry_at;
+
+	begin();
+	(void) outbox_set_error(task->receipt.id, task->error->message);
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(batch_context);
+
+	retry_at = GetCurrentTimestamp();
+	/* The last receive needs no wait. */
+	if (task->receive_count + 1 < settings.max_receive_count)
+		retry_at += queue_retry_delay(&settings, task->receive_count);
+	(void) lease_change(outbox, &task->receipt, retry_at, true);
+	retries[nretries++ % RETRIES_MAX] = retry_at;
+}
+
+static void
+embedded_leave(Task *task, bool is_running)
+{
+	if (is_running)
+		(void) lease_change(outbox, &task->receipt, GetCurrentTimestamp(), false);
+	else
+		lease_give_back(outbox, &task->receipt, 1);
+}
+
+static void
+embedded_wait(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz oldest_retry = retries[nretries % RETRIES_MAX];
+
+	if (oldest_retry > now)
+		(void) ask_relay(NULL, 0, true, oldest_retry, pool_must_leave);
+	else if (is_full_up)
+		(void) ask_relay(NULL, 0, true, now + FULL_RETRY, pool_must_leave);
+	else if (ntasks > 0)
+	{
+		/* All of them were for others, who are not there or have too much to do. */
+		(void) ask_relay(NULL, 0, true, now + pause_next, pool_must_leave);
+		pause_next = Min(pause_next * 2, PAUSE_MAX);
+	}
+	else
+		(void) ask_relay(is_queue ? db : NULL, settings.key, true, now + WAIT, pool_is_called);
+}
+
+static const Source embedded_source = {
+	.take = embedded_take,
+	.is_ours = embedded_is_ours,
+	.finish = embedded_finish,
+	.give_back = embedded_give_back,
+	.fail = embedded_fail,
+	.wait = embedded_wait,
+	.leave = embedded_leave
+};
 
 /*
  * The process
@@ -713,6 +775,20 @@ read_settings(void)
 	return queue_admits_consumer(found, slot->role);
 }
 
+/* What the last one has, or is about to get, is not for the next one: that is for a new process. */
+static void
+choose_source(void)
+{
+	const Source *last = source;
+
+	if (is_queue)
+		source = queue_is_embedded(&settings) ? &embedded_source : &sqs_source;
+	else if (source == NULL)
+		source = &embedded_source;
+	if (last && source != last)
+		proc_exit(0);
+}
+
 static void
 read_message_type(void)
 {
@@ -722,36 +798,13 @@ read_message_type(void)
 	MemoryContextSwitchTo(old);
 }
 
-/* Until there is something to do. */
-static void
-wait_for_messages(bool is_queue, bool full)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz oldest_retry = retries[nretries % RETRIES_MAX];
-
-	pgstat_report_stat(true);
-	pgstat_report_activity(STATE_IDLE, NULL);
-	if (oldest_retry > now)
-		(void) ask_relay(NULL, 0, true, oldest_retry, pool_must_leave);
-	else if (full)
-		(void) ask_relay(NULL, 0, true, now + FULL_RETRY, pool_must_leave);
-	else if (ntasks > 0)
-	{
-		/* All of them were for others, who are not there or have too much to do. */
-		(void) ask_relay(NULL, 0, true, now + pause_next, pool_must_leave);
-		pause_next = Min(pause_next * 2, PAUSE_MAX);
-	}
-	else
-		(void) ask_relay(is_queue ? db : NULL, settings.key, true, now + WAIT, pool_is_called);
-}
-
 static void
 worker_loop(void)
 {
+	uint64		settings_seen = 0;
+
 	for (;;)
 	{
-		bool		full = false;
-		bool		is_queue;
 		bool		did_something = false;
 
 		CHECK_FOR_INTERRUPTS();
@@ -759,6 +812,13 @@ worker_loop(void)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			queue_read_again();
+		}
+		/* The relay has woken us for that, perhaps before the invalidation came. */
+		if (settings_seen != db->settings_changes)
+		{
+			settings_seen = db->settings_changes;
+			queue_read_again();
 		}
 		if (pool_must_leave())
 			proc_exit(0);
@@ -768,10 +828,11 @@ worker_loop(void)
 		if (!is_there())
 			proc_exit(0);
 		is_queue = read_settings() && db->pin != PIN_FOREIGN;
+		choose_source();
 		controllers_read(slot->queue_name);
 		ntasks = 0;
-		if (is_queue && retries[nretries % RETRIES_MAX] <= GetCurrentTimestamp())
-			take(&full);
+		if (is_queue)
+			ntasks = source->take(&settings, message_desc, tasks, take_next);
 		if (ntasks > 0)
 		{
 			pass_on();
@@ -779,10 +840,19 @@ worker_loop(void)
 		}
 		if (IsTransactionState())
 			CommitTransactionCommand();
+		if (ntasks > 0 && source->settle)
+		{
+			MemoryContextSwitchTo(batch_context);
+			source->settle(tasks, ntasks);
+		}
 		if (did_something)
 			pause_next = PAUSE_MIN;
 		else
-			wait_for_messages(is_queue, full);
+		{
+			pgstat_report_stat(true);
+			pgstat_report_activity(STATE_IDLE, NULL);
+			source->wait();
+		}
 		ntasks = 0;
 	}
 }

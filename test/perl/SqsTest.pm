@@ -14,6 +14,7 @@ use TaskoutboxTest;
 
 our @EXPORT = qw(
   new_sqs_node
+  aws_environment
   sqs_queue
   outbox_is_empty
   metrics
@@ -30,23 +31,33 @@ sub new_sqs_node
 	my $sqs = FakeSqs->start(
 		log => "$PostgreSQL::Test::Utils::log_path/${name}_sqs.log",
 		%{ delete $opt{fake} || {} });
-	my %aws = $opt{environment} ? %{ delete $opt{environment} } : $sqs->environment;
-	delete $aws{AWS_ENDPOINT_URL_SQS};
+	my %aws = $opt{environment} ? %{ delete $opt{environment} } : aws_environment($sqs);
 	my %rest = map { $_ => $ENV{$_} } grep { !/^AWS_/ } keys %ENV;
 	local %ENV = (%rest, %aws);
 
 	return ($sqs, new_node($name, %opt));
 }
 
+# What a server has to be started with.
+sub aws_environment
+{
+	my ($sqs) = @_;
+	my %aws = $sqs->environment;
+	delete $aws{AWS_ENDPOINT_URL_SQS};
+	return %aws;
+}
+
 # A FIFO queue NAME.fifo with dead letters in SQS, and a queue NAME that publishes
 # to it and retries soon.  Options: settings of create_queue; attributes => {} in SQS;
-# plain => 1 for one without dead letters.  Returns the url.
+# plain => 1 for one without dead letters, receives: how many before it is one (3).
+# Returns the url.
 sub sqs_queue
 {
 	my ($dbh, $sqs, $name, %opt) = @_;
 	my %attributes = %{ delete $opt{attributes} || {} };
+	my $receives = delete $opt{receives} || 3;
 	my $url = delete $opt{plain} ? $sqs->create_queue("$name.fifo", %attributes) :
-	  ($sqs->create_queue_with_dead_letters("$name.fifo", 3, %attributes))[0];
+	  ($sqs->create_queue_with_dead_letters("$name.fifo", $receives, %attributes))[0];
 	my %settings = (backend => 'sqs', url => $url, retry_base => '20 ms', retry_cap => '200 ms', %opt);
 	my @names = sort keys %settings;
 	my $n = 1;

@@ -9,55 +9,20 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 use File::Spec;
-use POSIX ();
+use Killing;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use TaskoutboxTest;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $seconds = $ENV{CONSUMER_SECONDS} || 20;
 my $node = new_node('crash', conf => "max_worker_processes = 20\nshared_buffers = 32MB\nwal_level = minimal\nmax_wal_senders = 0\n");
-my $dbh = session($node);
+create_role($node);
 
-# Runs something in a session, again and again until the server lets it.
-sub insist
-{
-	my ($what, $code) = @_;
-	my $result;
-	poll(
-		sub {
-			$dbh = session($node) if !$dbh || !$dbh->ping;
-			$result = [ $code->() ];
-			1;
-		}) or die "cannot $what: $@";
-	return @$result;
-}
-
-sub get
-{
-	my ($sql, @bind) = @_;
-	return (insist("ask $sql", sub { value($dbh, $sql, @bind) }))[0];
-}
-
-$dbh->do('CREATE ROLE app LOGIN');
-$dbh->do('CREATE SCHEMA app AUTHORIZATION app');
-$dbh->do('GRANT USAGE ON SCHEMA taskoutbox TO app');
-$dbh->do('GRANT USAGE ON TYPE taskoutbox.message TO app');
 my $library = File::Spec->rel2abs("$FindBin::RealBin/../crash/crash");
 $dbh->do("CREATE FUNCTION app.crash() RETURNS void LANGUAGE C AS '$library', 'crash'");
 $dbh->do('CREATE TABLE app.done (n int, receive_count int)');
 $dbh->do('ALTER TABLE app.done OWNER TO app');
-
-sub controller
-{
-	my ($type, $queue, $body, $idempotency) = @_;
-	$dbh->do('SET SESSION AUTHORIZATION app');
-	$dbh->do("CREATE FUNCTION app.\"$type\"(m taskoutbox.message) RETURNS void LANGUAGE plpgsql AS \$f\$ $body \$f\$");
-	$dbh->do('RESET SESSION AUTHORIZATION');
-	$dbh->do(qq(SELECT taskoutbox.register_controller('$type', 'app."$type"(taskoutbox.message)', '@{[$idempotency || 'atomic']}', '$queue')));
-	return;
-}
 
 #
 # A task that crashes the server
@@ -106,7 +71,6 @@ my $slow = get(q(SELECT id FROM taskoutbox.enqueue('slow', '{"n": 700}', queue =
 ok(poll(sub { get('SELECT count(*) FROM taskoutbox.in_flight WHERE id = $1', $slow) }), 'a controller runs');
 $node->stop('immediate');
 $node->start;
-$dbh = undef;
 ok(poll(sub { get('SELECT count(*) FROM app.done WHERE n = 700') }), 'it is run again after an immediate shutdown');
 is(get('SELECT receive_count FROM app.done WHERE n = 700'), 1, 'without being counted');
 
@@ -114,147 +78,7 @@ is(get('SELECT receive_count FROM app.done WHERE n = 700'), 1, 'without being co
 # Everything is killed
 #
 
-insist('set up', sub {
-	$dbh->do('CREATE TABLE app.orders (id int PRIMARY KEY, archived boolean NOT NULL DEFAULT false)');
-	$dbh->do('CREATE TABLE app.payments (id serial PRIMARY KEY, uid text)');
-	$dbh->do('CREATE TABLE app.accounts (id int PRIMARY KEY, balance numeric(12,2) NOT NULL DEFAULT 100, owed numeric(12,2) NOT NULL DEFAULT 100)');
-	$dbh->do("ALTER TABLE app.$_ OWNER TO app") for qw(orders payments accounts);
-	$dbh->do('INSERT INTO app.accounts SELECT generate_series(1, 1000)');
-	$dbh->do(qq(SELECT taskoutbox.create_queue('$_', max_receive_count => 1000, retry_base => '10 ms', visibility_timeout => '1 s', consumers => 2, ledger_retention => '300 days')))
-	  for qw(archive interest);
-	$dbh->do(q(SELECT taskoutbox.create_queue('payment', max_receive_count => 1000, visibility_timeout => '1 s', ledger_retention => '300 days')));
-	controller('order.archive', 'archive', q(BEGIN UPDATE app.orders SET archived = true WHERE id = (m.payload ->> 'order')::int; END), 'natural');
-	controller('account.interest', 'interest', q(
-		BEGIN UPDATE app.accounts SET balance = balance + (m.payload ->> 'amount')::numeric WHERE id = (m.payload ->> 'account')::int; END));
-	$dbh->do('CREATE ROLE payer LOGIN');
-	$dbh->do('GRANT USAGE ON SCHEMA taskoutbox TO payer');
-	$dbh->do('GRANT EXECUTE ON FUNCTION taskoutbox.receive, taskoutbox.delete(text, boolean), taskoutbox.claim TO payer');
-});
-
-# The outside world: one file per payment, made twice or not.
-my $outside = PostgreSQL::Test::Utils::tempdir();
-
-# A program: three calls, and the effect in between.
-sub pay_for_ever
-{
-	for (;;)
-	{
-		eval {
-			my $s = session($node, user => 'payer');
-			for (;;)
-			{
-				for my $m (receive($s, queue => 'payment', max => 5, wait => '1 s'))
-				{
-					$s->do('BEGIN');
-					if (value($s, q(SELECT taskoutbox.claim('payer', $1)), $m->{uid}))
-					{
-						my ($n) = $m->{payload} =~ /(\d+)/;
-						open(my $fh, '>>', "$outside/$n") or die $!;
-						print $fh "$m->{uid}\n";
-						close $fh;
-					}
-					value($s, 'SELECT taskoutbox.delete($1)', $m->{receipt_handle});
-					$s->do('COMMIT');
-				}
-			}
-		};
-		usleep(50_000);
-	}
-}
-
-sub start_payer
-{
-	my $pid = fork;
-	die $! unless defined $pid;
-	return $pid if $pid;
-	# no END blocks of the test in here
-	$SIG{TERM} = 'DEFAULT';
-	pay_for_ever();
-	POSIX::_exit(0);
-}
-
-$dbh->disconnect;
-$dbh = undef;
-my $payer = start_payer();
-
-# What is owed, and the task that pays it, are one transaction.
-my $rounds = 0;
-sub produce
-{
-	my $done = eval {
-		$dbh = session($node) if !$dbh || !$dbh->ping;
-		$dbh->do('BEGIN');
-		$dbh->do(q(SELECT count(e.id) FROM generate_series(1, 1000) n,
-			LATERAL taskoutbox.enqueue('account.interest', jsonb_build_object('account', n, 'amount', (n + $1) % 100 / 100.0), group_id => 'a' || n, queue => 'interest') e),
-			undef, $rounds);
-		$dbh->do('UPDATE app.accounts SET owed = owed + round((id + $1) % 100 / 100.0, 2)', undef, $rounds);
-		$dbh->do(q(WITH o AS (INSERT INTO app.orders SELECT coalesce(max(id), 0) + g FROM app.orders, generate_series(1, 50) g GROUP BY g RETURNING id)
-			SELECT count(e.id) FROM o, LATERAL taskoutbox.enqueue('order.archive', jsonb_build_object('order', o.id), queue => 'archive') e));
-		$dbh->do(q(WITH p AS (INSERT INTO app.payments SELECT nextval('app.payments_id_seq') FROM generate_series(1, 20) RETURNING id)
-			SELECT count(e.id) FROM p, LATERAL taskoutbox.enqueue('payment', jsonb_build_object('payment', p.id), queue => 'payment') e));
-		$dbh->do('COMMIT');
-		1;
-	};
-	$rounds++ if $done;
-	return $done;
-}
-
-sub pids
-{
-	my ($type) = @_;
-	return map { $_->{pid} } rows($dbh, 'SELECT pid FROM pg_stat_activity WHERE backend_type = $1', $type);
-}
-
-my %kills;
-my $end = mono() + $seconds;
-while (mono() < $end)
-{
-	produce() if $rounds < 20;
-	usleep(100_000 + int(rand(900_000)));
-	my $what = ('consumer', 'consumer', 'relay', 'postmaster', 'payer', 'stop consumer', 'stop relay')[ int(rand(7)) ];
-	my $killed = eval {
-		if ($what eq 'payer')
-		{
-			kill 'KILL', $payer;
-			waitpid $payer, 0;
-			$payer = start_payer();
-		}
-		elsif ($what eq 'postmaster')
-		{
-			$node->kill9;
-			# until the last process of the old one is gone
-			poll(sub { $node->start(fail_ok => 1) || ($node->stop('fast', fail_ok => 1), 0)[1] })
-			  or BAIL_OUT('the server does not start again');
-		}
-		else
-		{
-			my ($how, $who) = $what =~ /^(stop )?(.*)/;
-			my @pids = pids("taskoutbox $who") or die "none\n";
-			my $log = -s $node->logfile;
-			kill $how ? 'TERM' : 'KILL', $pids[ int(rand(@pids)) ];
-			$node->wait_for_log(qr/database system is ready to accept connections/, $log) unless $how;
-		}
-		1;
-	};
-	$kills{$what}++ if $killed;
-	$dbh = session($node) if !$dbh || !eval { $dbh->ping };
-}
-note('killed: ' . join(', ', map { "$_ $kills{$_}" } sort keys %kills) . "; $rounds rounds of interest");
-while ($rounds < 1) { produce() }
-
-ok(poll(sub { get(q(SELECT count(*) FROM taskoutbox.task_outbox)) == 0 }), 'everything is done in the end')
-  or diag(explain([ rows($dbh, 'SELECT queue, count(*), max(receive_count), max(last_error) FROM taskoutbox.task_outbox GROUP BY 1') ]));
-kill 'KILL', $payer;
-waitpid $payer, 0;
-
-is(get(q(SELECT count(*) FROM taskoutbox.dead_letter WHERE queue <> 'bombs')), 0, 'nothing is dead');
-is(get('SELECT count(*) FROM app.accounts WHERE balance <> owed'), 0, 'level 3: every account was paid exactly once, to the cent');
-cmp_ok(get('SELECT sum(owed) - 100 * count(*) FROM app.accounts'), '>', 0, 'and something was owed');
-is(get('SELECT count(*) FROM app.orders WHERE NOT archived'), 0, 'level 1: every order is archived');
-my @paid = map { s/.*\///r } glob("$outside/*");
-is(join(' ', sort { $a <=> $b } @paid),
-	get(q(SELECT string_agg(id::text, ' ' ORDER BY id) FROM app.payments)), 'level 2: every payment was made, and none that was rolled back');
-is(get(q(SELECT count(*) FROM taskoutbox.ledger WHERE consumer = 'payer')), scalar(@paid), 'and is in the ledger once');
+kill_everything(seconds => $seconds, rounds => 20);
 unlike(slurp_file($node->logfile), qr/PANIC|signal 11|TRAP:/, 'no other crash than ours');
 
 done_testing();

@@ -78,6 +78,20 @@ test_requests(void)
 	ok(sqs_entry_bytes(&entries[0]) == 13 + (9 + 6 + 1) + (8 + 6 + 1) + (11 + 6 + 3) + (11 + 6 + 6),
 	   "bytes of a message: body and attributes, without the trace header");
 
+	text = sqs_receive_message("https://x/1/q.fifo", 10, 20, 30, "id", &len);
+	ok(strcmp(text, "{\"QueueUrl\":\"https://x/1/q.fifo\",\"MaxNumberOfMessages\":10,\"WaitTimeSeconds\":20,"
+			  "\"VisibilityTimeout\":30,\"ReceiveRequestAttemptId\":\"id\",\"AttributeNames\":[\"All\"],"
+			  "\"MessageSystemAttributeNames\":[\"All\"],\"MessageAttributeNames\":[\"All\"]}") == 0 &&
+	   strlen(text) == len, "ReceiveMessage");
+	free(text);
+	text = sqs_change_message_visibility_batch("q", (SqsReceipt[]) {{"a\"", 0}, {"b", 7}}, 2, &len);
+	ok(strcmp(text, "{\"QueueUrl\":\"q\",\"Entries\":[{\"Id\":\"0\",\"ReceiptHandle\":\"a\\\"\",\"VisibilityTimeout\":0},"
+			  "{\"Id\":\"1\",\"ReceiptHandle\":\"b\",\"VisibilityTimeout\":7}]}") == 0, "ChangeMessageVisibilityBatch");
+	free(text);
+	text = sqs_delete_message_batch("q", (SqsReceipt[]) {{"a", 0}}, 1, &len);
+	ok(strcmp(text, "{\"QueueUrl\":\"q\",\"Entries\":[{\"Id\":\"0\",\"ReceiptHandle\":\"a\"}]}") == 0, "DeleteMessageBatch");
+	free(text);
+	ok(sqs_action_length("DeleteMessageBatch") == 13 && sqs_action_length("ReceiveMessage") == 14, "actions of IAM");
 	text = sqs_get_queue_url("arn:aws:sqs:eu-central-1:123456789012:dead.fifo", &len);
 	is(text, "{\"QueueName\":\"dead.fifo\",\"QueueOwnerAWSAccountId\":\"123456789012\"}", "GetQueueUrl");
 	free(text);
