@@ -72,7 +72,7 @@ CREATE TABLE taskoutbox.task_outbox (
 	redriven_from bigint,
 	receive_count integer,
 	last_error text
-);
+) USING heap;
 CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
 ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
 COMMENT ON TABLE taskoutbox.task_outbox IS
@@ -112,7 +112,7 @@ CREATE TABLE taskoutbox.deduplication (
 	task_id bigint NOT NULL,
 	expires_at timestamp with time zone NOT NULL,
 	PRIMARY KEY (deduplication_id, queue)
-);
+) USING heap;
 CREATE INDEX deduplication_expires_at_idx ON taskoutbox.deduplication (expires_at);
 COMMENT ON TABLE taskoutbox.deduplication IS
 'Deduplication ids (with their scope) and the first task of each. An entry lives until it expires, or until the task has left the outbox if that is later.';
@@ -135,7 +135,7 @@ CREATE TABLE taskoutbox.ledger (
 	id text COLLATE "C" NOT NULL,
 	claimed_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
 	PRIMARY KEY (id, consumer)
-);
+) USING heap;
 CREATE INDEX ledger_claimed_at_idx ON taskoutbox.ledger (claimed_at);
 COMMENT ON TABLE taskoutbox.ledger IS
 'Which ids were handled, and by whom: what claim says, and the uids of tasks that controllers with idempotency = atomic handled.';

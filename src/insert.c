@@ -123,6 +123,12 @@ set_up(InsertTarget *target)
 	MemoryContext old;
 	ResultRelInfo *info;
 
+	if (rel->rd_tableam != GetHeapamTableAmRoutine())
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("table %s.%s has another access method than heap", TASKOUTBOX_SCHEMA, target->table),
+				 errhint("Run ALTER TABLE %s.%s SET ACCESS METHOD heap.", TASKOUTBOX_SCHEMA, target->table)));
+
 	if (target->estate)
 		FreeExecutorState(target->estate);
 	target->estate = NULL;
