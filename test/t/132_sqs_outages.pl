@@ -120,7 +120,7 @@ sub outage
 	is($row->{problem_since}, $since, "$what: since it began");
 	is($row->{dead}, 0, "$what: none is dead");
 	is($row->{waiting} + $row->{in_flight}, scalar(@tasks), "$what: all wait");
-	is(value($dbh, q{SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = $1 AND receive_count = 0 AND last_error IS NULL}, $queue),
+	is(value($dbh, q{SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = $1 AND receive_count IS NULL AND last_error IS NULL}, $queue),
 		scalar(@tasks), "$what: none is counted");
 
 	$how{mend}->();
@@ -240,7 +240,7 @@ planted('no answer', qr/^SendMessageBatch fails: .*timed out/i, qr/whether SQS w
 	is($held, 0, "hang: no snapshot and no lock of the relay, in $samples looks");
 	cmp_ok($slowest, '<', 3, "hang: neither DROP DATABASE elsewhere nor VACUUM FULL waits, $rounds times");
 	is(metrics($dbh, 'hangs')->{dead}, 0, 'hang: none is dead');
-	is(value($dbh, q{SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = 'hangs' AND receive_count = 0}), 20, 'hang: none is counted');
+	is(value($dbh, q{SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = 'hangs' AND receive_count IS NULL}), 20, 'hang: none is counted');
 
 	# Here: a database whose own relay waits for SQS
 	$dbh->do('CREATE DATABASE here');

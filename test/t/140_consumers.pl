@@ -516,7 +516,7 @@ wait_for('the worker comes back', q(SELECT count(*) = 1 FROM pg_stat_activity WH
 $dbh->do('ALTER DATABASE gone RENAME TO going');
 wait_for('a database with workers can be renamed', q(SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'taskoutbox consumer' AND datname = 'going' AND state = 'active'));
 $gone = session($node, dbname => 'going');
-is(value($gone, 'SELECT max(receive_count) FROM taskoutbox.task_outbox'), 0, 'and what had to make way was not counted');
+is(value($gone, 'SELECT max(receive_count) FROM taskoutbox.task_outbox'), undef, 'and what had to make way was not counted');
 $gone->disconnect;
 $start = mono();
 $dbh->do('DROP DATABASE going');
