@@ -467,7 +467,7 @@ add_pool(HeapTuple tuple, TupleDesc desc, void *arg)
 		if (list->pools[i].role == role && strcmp(list->pools[i].queue, queue) == 0)
 			return;
 	}
-	if (settings == NULL || !queue_admits_consumer(settings, role) ||
+	if (settings == NULL || !queue_is_served(settings) || !queue_admits_consumer(settings, role) ||
 		(!queue_is_embedded(settings) && column_bool(tuple, desc, RESOLVED_IS_MIXED)))
 		return;
 	list->pools = list->pools == NULL ? MemoryContextAlloc(list->context, sizeof(Pool)) :
@@ -577,6 +577,8 @@ worker_problem(const StatusState *state, Oid role, const char *queue, bool is_mi
 		return "the relay of this database is not running";
 	if (db->pin == PIN_FOREIGN)
 		return "this database is a copy, and delivers nothing by itself until taskoutbox.confirm()";
+	if (settings && !queue_is_served(settings))
+		return "its queue is in SQS, and taskoutbox.publish is off on this server";
 	if (settings && !queue_is_embedded(settings) && is_mixed)
 		return "its queue is in SQS, and has controllers of several roles: use a queue for each";
 	if (settings && settings->consumers == 0)

@@ -342,6 +342,12 @@ queue_is_embedded(const QueueSettings *queue)
 	return strcmp(queue->backend, embedded_backend.name) == 0;
 }
 
+bool
+queue_is_served(const QueueSettings *queue)
+{
+	return taskoutbox_publish || queue_is_embedded(queue);
+}
+
 /* A group that is no more, dropped or lost in a restore, has no members. */
 static bool
 is_member(Oid role, const char *group)

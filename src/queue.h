@@ -79,6 +79,9 @@ extern int	queue_list(const QueueSettings **list);
 /* Are its messages in this database? */
 extern bool queue_is_embedded(const QueueSettings *queue);
 
+/* Does this server do anything with its messages (taskoutbox.publish)? */
+extern bool queue_is_served(const QueueSettings *queue);
+
 /*
  * Error 42501 when the queue is kept for the members of a role (producer_role or
  * consumer_role), and this one is none of them.

@@ -754,7 +754,10 @@ relay_round(void)
 		read_pin();
 	}
 	if (settings_generation != queue_generation())
+	{
 		set_queues();
+		has_changed = true;
+	}
 	controllers_want_workers(has_changed);
 	take_in(now);
 	for (int i = 0; backends[i]; i++)

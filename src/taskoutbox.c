@@ -119,7 +119,7 @@ define_settings(void)
 
 	/* Of a server, not of a database or a role: these are in what was cloned. */
 	DefineCustomBoolVariable("taskoutbox.publish",
-							 "Whether this server sends anything to queues in SQS; off for clones of another one.",
+							 "Whether this server sends anything to queues in SQS, or receives from them; off for clones of another one.",
 							 NULL, &taskoutbox_publish, true,
 							 PGC_SIGHUP, 0, NULL, NULL, NULL);
 

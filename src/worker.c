@@ -762,7 +762,7 @@ is_there(void)
 	return get_relname_relid("task_outbox", get_namespace_oid(TASKOUTBOX_SCHEMA, true)) == outbox;
 }
 
-/* False when the queue is no more, or not for our role: the relay is about to tell us. */
+/* False when the queue is no more, or not for our role or server: the relay is about to tell us. */
 static bool
 read_settings(void)
 {
@@ -772,7 +772,7 @@ read_settings(void)
 		return false;
 	settings = *found;
 	settings.name = slot->queue_name;
-	return queue_admits_consumer(found, slot->role);
+	return queue_is_served(found) && queue_admits_consumer(found, slot->role);
 }
 
 /* What the last one has, or is about to get, is not for the next one: that is for a new process. */

@@ -338,6 +338,18 @@ wait_empty('md5', 'a body with another MD5');
 is(value($dbh, q(SELECT receive_count FROM public.done WHERE note = 'md5')), 2, 'is not done, and comes again');
 $sqs->clear;
 
+# A clone of the server: no worker receives until it is told so.
+$node->append_conf('postgresql.conf', 'taskoutbox.publish = off');
+$node->reload;
+status_is('lost', qr/taskoutbox.publish is off/, 'taskoutbox.publish = off: the view says so');
+wait_for('no worker of a queue in SQS is there', q(SELECT max(workers) = 0 FROM taskoutbox.controller_status WHERE queue = 'lost'));
+$sqs->call('SendMessage', QueueUrl => $sqs->url('lost.fifo'), MessageBody => '{"n": 2}', MessageGroupId => 'p', MessageDeduplicationId => 'clone',
+	MessageAttributes => { task_type => { DataType => 'String', StringValue => 'lost' }, task_uid => { DataType => 'String', StringValue => ('0' x 36) . ':2:2' } });
+is($sqs->queue('lost.fifo')->{visible}, 1, 'nothing is received');
+$node->append_conf('postgresql.conf', 'taskoutbox.publish = on');
+$node->reload;
+wait_for('on again: it is', q(SELECT count(*) = 1 FROM public.done WHERE note = 'lost' AND n = 2));
+
 #
 # Roles
 #
