@@ -16,8 +16,8 @@ my $doc = slurp_file("$FindBin::RealBin/../../doc/consumers.md");
 my ($setup, $controller) = $doc =~ /^```sql(?: controller)?\n(.*?)^```/gms;
 my %code = map { $_ => $doc =~ /^```$_\n(.*?)^```/ms ? $1 : die "no $_ in the documentation" } qw(python js sh);
 
-# Debian's own modules of Node, also for a Node that is not Debian's.
-$ENV{NODE_PATH} = join ':', grep { defined } $ENV{NODE_PATH}, '/usr/share/nodejs';
+# Node's modules come with what test/fauxqs/setup installs, or from Debian.
+$ENV{NODE_PATH} = join ':', grep { defined } $ENV{NODE_PATH}, "$FindBin::RealBin/../fauxqs/node_modules", '/usr/share/nodejs';
 my %language = (
 	python => { name => 'Python', file => 'consumer.py', interpreters => [ 'python3', '/usr/bin/python3' ], needs => [ '-c', 'import psycopg2' ], package => 'python3-psycopg2' },
 	js => { name => 'Node', file => 'consumer.js', interpreters => ['node'], needs => [ '-e', 'require("pg")' ], package => 'nodejs and node-pg' },
