@@ -374,7 +374,7 @@ $node->append_conf('postgresql.conf', "taskoutbox.aws_credentials_file = ''\n");
 $node->reload;
 status_is('plain', undef, 'until they are');
 sqs_queue($dbh, $sqs, 'spy');
-controller('spy', 'spy', body => q(INSERT INTO public.done (note, message) SELECT 'seen', to_jsonb(s) FROM pg_settings s WHERE s::text ~ 'secret|taskoutbox.aws_cred';
+controller('spy', 'spy', body => q(INSERT INTO public.done (note, message) SELECT 'seen', to_jsonb(s) FROM pg_settings s WHERE concat(s.name, s.setting, s.reset_val) ~ 'secret|taskoutbox.aws_cred';
 	BEGIN PERFORM current_setting('taskoutbox.aws_credentials_file'); INSERT INTO public.done (note) VALUES ('seen'); EXCEPTION WHEN insufficient_privilege THEN NULL; END;
 	BEGIN SET taskoutbox.aws_endpoint_url = 'http://127.0.0.1:1'; INSERT INTO public.done (note) VALUES ('seen'); EXCEPTION WHEN cant_change_runtime_param THEN NULL; END;));
 put('spy', '{"n": 1}', 'spy');
