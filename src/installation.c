@@ -150,6 +150,6 @@ installation_task_uid(const pg_uuid_t *uuid, int64 first_id, TimestampTz enqueue
 	*at++ = ':';
 	at += pg_lltoa(first_id, at);
 	*at++ = ':';
-	at += pg_lltoa(enqueued_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, at);
+	(void) pg_lltoa(enqueued_at + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY, at);
 	return uid;
 }

@@ -657,7 +657,7 @@ lanes_report(Queue *queue, const Problem *problem)
 		return;
 
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
-	strcpy(slot->problem, what);
+	strlcpy(slot->problem, what, sizeof(slot->problem));
 	strlcpy(slot->remedy, problem->remedy, sizeof(slot->remedy));
 	if (is_new)
 		slot->problem_since = GetCurrentTimestamp();
