@@ -101,12 +101,17 @@ sub latency
 		$sent{$i} = mono();
 		$enqueue->finish;
 	}
+	my $take = sub {
+		my ($i, $at) = split ' ', $_[0];
+		push @took, ($at - delete $sent{$i}) * 1000 if $sent{$i};
+	};
 	while (keys %sent && IO::Select->new($out)->can_read(5))
 	{
-		my ($i, $at) = split ' ', (<$out> // last);
-		push @took, ($at - delete $sent{$i}) * 1000 if $sent{$i};
+		$take->(<$out> // last);
 	}
 	kill 'TERM', $pid;
+	# What came in one piece with another line is in Perl's buffer.
+	while (my $line = <$out>) { $take->($line) }
 	close $out;
 	$dbh->disconnect;
 	die "$name: $n sent, " . @took . " received\n" if @took < .99 * $n;
