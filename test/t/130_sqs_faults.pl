@@ -37,9 +37,10 @@ sqs_queue($dbh, $sqs, 'batching', group_batching => 'true');
 
 # "partial" reorders what is in one request of a group, which group_batching accepts
 my @harmless = qw(transient throttle connection answer);
-$sqs->chaos(p => .004, seed => $seed, queue => 'plain.fifo', kinds => [ @harmless, 'partial', 'destination', 'credentials' ]);
-$sqs->chaos(p => .004, seed => $seed + 1, queue => 'batching.fifo', kinds => \@harmless);
-$sqs->plant(op => 'SendMessageBatch', do => 'delay', seconds => 2, p => .01);
+my @faults = (
+	$sqs->chaos(p => .004, seed => $seed, queue => 'plain.fifo', kinds => [ @harmless, 'partial', 'destination', 'credentials' ]),
+	$sqs->chaos(p => .004, seed => $seed + 1, queue => 'batching.fifo', kinds => \@harmless),
+	$sqs->plant(op => 'SendMessageBatch', do => 'delay', seconds => 2, p => .01));
 $sqs->plant(op => 'SendMessageBatch', do => 'entry', body => 'poison', code => 'InvalidMessageContents', sender_fault => \1);
 
 my (%sent, %poison);
@@ -102,8 +103,7 @@ while (mono() < $end)
 }
 
 # The end: nothing fails any more, but for the poison.
-$sqs->clear;
-$sqs->plant(op => 'SendMessageBatch', do => 'entry', body => 'poison', code => 'InvalidMessageContents', sender_fault => \1);
+$sqs->clear(@faults);
 # Poison alone would look like a misconfiguration.
 my $drained = poll(
 	sub {
