@@ -59,6 +59,10 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	check_not_null("id", fcinfo, 0);
 	id = PG_GETARG_INT64(0);
 
+	/* A look at the row would be in the way of whoever has it in hand, and deletes it. */
+	if (shared && lease_exists(outbox_relid(), id))
+		PG_RETURN_BOOL(false);
+
 	/* So that it can take back what the same statement enqueued. */
 	CommandCounterIncrement();
 
