@@ -21,18 +21,12 @@
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
-#include "storage/shmem.h"
 #include "utils/timestamp.h"
 
 #include "in_hand.h"
 #include "launcher.h"
 #include "outbox.h"
 #include "shared.h"
-
-#define TRANCHE_NAME "taskoutbox workers"
-
-static shmem_request_hook_type prev_shmem_request_hook = NULL;
-static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 static LWLock *lock = NULL;
 static WorkerSlot *slots = NULL;
@@ -41,42 +35,10 @@ static WorkerSlot *slots = NULL;
 static WorkerSlot *claimed = NULL;
 static bool claimed_failed = false;
 
-static void
-pool_shmem_request(void)
-{
-	if (prev_shmem_request_hook)
-		prev_shmem_request_hook();
-	RequestAddinShmemSpace(mul_size(max_worker_processes, sizeof(WorkerSlot)));
-	RequestNamedLWLockTranche(TRANCHE_NAME, 1);
-}
-
-static void
-pool_shmem_startup(void)
-{
-	Size		size = mul_size(max_worker_processes, sizeof(WorkerSlot));
-	bool		found;
-
-	if (prev_shmem_startup_hook)
-		prev_shmem_startup_hook();
-
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	lock = &(GetNamedLWLockTranche(TRANCHE_NAME))->lock;
-	slots = ShmemInitStruct("taskoutbox workers", size, &found);
-	if (!found)
-	{
-		memset(slots, 0, size);
-		in_hand_startup(max_worker_processes);
-	}
-	LWLockRelease(AddinShmemInitLock);
-}
-
 void
 pool_init(void)
 {
-	prev_shmem_request_hook = shmem_request_hook;
-	shmem_request_hook = pool_shmem_request;
-	prev_shmem_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = pool_shmem_startup;
+	shared_array("taskoutbox workers", sizeof(WorkerSlot), (void **) &slots, &lock);
 }
 
 static bool

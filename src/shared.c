@@ -10,6 +10,7 @@
 #include "taskoutbox.h"
 #include "shared.h"
 
+#include "in_hand.h"
 #include "lease.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
@@ -23,6 +24,17 @@ HTAB	   *lease_hash = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+typedef struct SharedArray
+{
+	const char *name;			/* of the lock's tranche, too */
+	Size		element;
+	void	  **array;
+	LWLock	  **lock;
+} SharedArray;
+
+static SharedArray arrays[2];
+static int	narrays = 0;
 
 /* Server processes with a PGPROC of their own that can run transactions. */
 static int
@@ -47,6 +59,13 @@ shared_size(void)
 	return size;
 }
 
+void
+shared_array(const char *name, Size element, void **array, LWLock **lock)
+{
+	Assert(narrays < lengthof(arrays));
+	arrays[narrays++] = (SharedArray) {name, element, array, lock};
+}
+
 static void
 shared_request(void)
 {
@@ -56,6 +75,11 @@ shared_request(void)
 	RequestAddinShmemSpace(shared_size());
 	RequestAddinShmemSpace(hash_estimate_size(taskoutbox_max_in_flight, sizeof(Lease)));
 	RequestNamedLWLockTranche(TRANCHE_NAME, 1);
+	for (int i = 0; i < narrays; i++)
+	{
+		RequestAddinShmemSpace(mul_size(max_worker_processes, arrays[i].element));
+		RequestNamedLWLockTranche(arrays[i].name, 1);
+	}
 }
 
 static void *
@@ -111,6 +135,17 @@ shared_startup(void)
 			db->next_expiry = DT_NOEND;
 			db->queues = carve(&at, taskoutbox_max_queues * sizeof(QueueSlot));
 		}
+		in_hand_startup(max_worker_processes);
+	}
+
+	for (int i = 0; i < narrays; i++)
+	{
+		Size		size = mul_size(max_worker_processes, arrays[i].element);
+
+		*arrays[i].lock = &(GetNamedLWLockTranche(arrays[i].name))->lock;
+		*arrays[i].array = ShmemInitStruct(arrays[i].name, size, &found);
+		if (!found)
+			memset(*arrays[i].array, 0, size);
 	}
 
 	info.hash = lease_key_hash;

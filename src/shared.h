@@ -224,6 +224,12 @@ extern HTAB *lease_hash;
 
 extern void shared_init(void);
 
+/*
+ * An array in shared memory with a zeroed element for each worker process that there
+ * can be, and a lock for it. From _PG_init; both are there when the server has started.
+ */
+extern void shared_array(const char *name, Size element, void **array, LWLock **lock);
+
 /* Error 55000, naming the function, when there is no shared memory. */
 extern void require_preload(const char *function);
 

@@ -15,17 +15,13 @@
 #include "sqs_in_flight.h"
 
 #include "miscadmin.h"
-#include "storage/ipc.h"
 #include "storage/lwlock.h"
-#include "storage/shmem.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "json_answer.h"
 #include "lane.h"
 #include "sqs_destination.h"
-
-#define TRANCHE_NAME "taskoutbox messages of SQS"
 
 /* AWS says 1024; a longer one is not renewed. */
 #define HANDLE_BYTES 2048
@@ -56,46 +52,14 @@ typedef struct Renewal
 	TimestampTz started_at;
 } Renewal;
 
-static shmem_request_hook_type prev_shmem_request_hook = NULL;
-static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
-
 static LWLock *lock = NULL;
 static InFlight *places = NULL;
 static Renewal *renewals = NULL;
 
-static void
-in_flight_shmem_request(void)
-{
-	if (prev_shmem_request_hook)
-		prev_shmem_request_hook();
-	RequestAddinShmemSpace(mul_size(max_worker_processes, sizeof(InFlight)));
-	RequestNamedLWLockTranche(TRANCHE_NAME, 1);
-}
-
-static void
-in_flight_shmem_startup(void)
-{
-	Size		size = mul_size(max_worker_processes, sizeof(InFlight));
-	bool		found;
-
-	if (prev_shmem_startup_hook)
-		prev_shmem_startup_hook();
-
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	lock = &(GetNamedLWLockTranche(TRANCHE_NAME))->lock;
-	places = ShmemInitStruct(TRANCHE_NAME, size, &found);
-	if (!found)
-		memset(places, 0, size);
-	LWLockRelease(AddinShmemInitLock);
-}
-
 void
 sqs_in_flight_init(void)
 {
-	prev_shmem_request_hook = shmem_request_hook;
-	shmem_request_hook = in_flight_shmem_request;
-	prev_shmem_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = in_flight_shmem_startup;
+	shared_array("taskoutbox messages of SQS", sizeof(InFlight), (void **) &places, &lock);
 }
 
 /*
