@@ -174,10 +174,7 @@ lanes_set_queues(DatabaseSlot *db)
 			queues_added = true;
 		}
 		queue->settings = list[i];
-		/* Texts are not ours to keep. */
-		queue->settings.name = queue->settings.backend = NULL;
-		queue->settings.url = queue->settings.region = queue->settings.endpoint = NULL;
-		queue->settings.producer_role = queue->settings.consumer_role = NULL;
+		queue_drop_texts(&queue->settings);
 		queue->backend = backend_by_name(list[i].backend);
 		if (queue->backend == NULL)
 			ereport(ERROR,

@@ -46,6 +46,7 @@ typedef struct Setting
 {
 	const char *name;			/* of the column and of the argument */
 	Oid			type;
+	bool		is_role;		/* a text that names one */
 	size_t		offset;			/* in QueueSettings */
 	int64		built_in;		/* of the queue "default"; and of create_queue */
 	int64		low;
@@ -90,8 +91,8 @@ static const Setting settings[] = {
 	.low = 1000, .high = 7 * USECS_PER_DAY, .limits = "between 1 ms and 7 days"},
 	{SETTING(ledger_retention), .type = INTERVALOID, .built_in = 91 * USECS_PER_DAY,
 	.low = 1, .high = 36000 * USECS_PER_DAY, .limits = "more than 0 and at most 100 years"},
-	{SETTING(producer_role), .type = TEXTOID},
-	{SETTING(consumer_role), .type = TEXTOID}
+	{SETTING(producer_role), .type = TEXTOID, .is_role = true},
+	{SETTING(consumer_role), .type = TEXTOID, .is_role = true}
 };
 
 /* Columns of the table queue. */
@@ -336,6 +337,17 @@ queue_list(const QueueSettings **list)
 	return ncached;
 }
 
+void
+queue_drop_texts(QueueSettings *copy)
+{
+	copy->name = NULL;
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		if (is_text(&settings[i]))
+			*text_of(copy, &settings[i]) = NULL;
+	}
+}
+
 bool
 queue_is_embedded(const QueueSettings *queue)
 {
@@ -348,19 +360,22 @@ queue_is_served(const QueueSettings *queue)
 	return taskoutbox_publish || queue_is_embedded(queue);
 }
 
-/* A group that is no more, dropped or lost in a restore, has no members. */
+/* NULL has everybody. A group that is no more, dropped or lost in a restore, has no members. */
 static bool
 is_member(Oid role, const char *group)
 {
-	Oid			oid = get_role_oid(group, true);
+	Oid			oid;
 
+	if (group == NULL)
+		return true;
+	oid = get_role_oid(group, true);
 	return OidIsValid(oid) ? has_privs_of_role(role, oid) : superuser_arg(role);
 }
 
 static void
 check_member(const QueueSettings *queue, Oid role, const char *setting, const char *group)
 {
-	if (group == NULL || is_member(role, group))
+	if (is_member(role, group))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
@@ -385,7 +400,7 @@ queue_check_consumer(const QueueSettings *queue, Oid role)
 bool
 queue_admits_consumer(const QueueSettings *queue, Oid role)
 {
-	return queue->consumer_role == NULL || is_member(role, queue->consumer_role);
+	return is_member(role, queue->consumer_role);
 }
 
 int64
@@ -603,8 +618,7 @@ apply_settings(QueueSettings *queue, const NullableDatum *arguments)
 		/* And the backend takes what belongs to the other one. */
 		if (i == 0)
 			queue->url = queue->region = queue->endpoint = NULL;
-		if (*value != '\0' && (settings[i].offset == offsetof(QueueSettings, producer_role) ||
-							  settings[i].offset == offsetof(QueueSettings, consumer_role)))
+		if (settings[i].is_role && *value != '\0')
 			(void) get_role_oid(value, false);
 	}
 

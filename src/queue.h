@@ -76,6 +76,9 @@ extern const QueueSettings *queue_find(const char *name);
 /* All queues of this database, "default" included; their number. */
 extern int	queue_list(const QueueSettings **list);
 
+/* Of a copy that is kept: its texts are only good until settings are asked for again. */
+extern void queue_drop_texts(QueueSettings *copy);
+
 /* Are its messages in this database? */
 extern bool queue_is_embedded(const QueueSettings *queue);
 
