@@ -58,23 +58,23 @@ typedef struct Source
 	 */
 	int			(*take) (const struct QueueSettings *settings, TupleDesc message_desc, Task *tasks, int max);
 
-	/* Is a task ours still? */
+	/* Is a task ours still? NULL: always. */
 	bool		(*is_ours) (const Task *task);
 
-	/* What is to commit together with the work; isolated: in a subtransaction of its own. */
+	/* What is to commit together with the work; isolated: in a subtransaction of its own. NULL: nothing. */
 	void		(*finish) (Task *task, bool is_isolated);
 
 	/* Give back what was not run, and what failed (has been logged): in no transaction. */
 	void		(*give_back) (Task *task);
 	void		(*fail) (Task *task);
 
-	/* All of them were run, and all is committed. May wait. */
+	/* All of them were run, and all is committed. May wait. NULL: nothing to do. */
 	void		(*settle) (Task *tasks, int n);
 
 	/* Nothing was there to run: wait. */
 	void		(*wait) (void);
 
-	/* At exit; is_running: its controller was interrupted. */
+	/* At exit; is_running: its controller was interrupted. NULL: nothing to do. */
 	void		(*leave) (Task *task, bool is_running);
 } Source;
 

@@ -213,11 +213,9 @@ message_refused(Message *message, const char *code, const char *error, bool *aga
 static BatchEntry *
 entry_of(Batch *batch, JsonbContainer *item)
 {
-	char	   *id = json_text(item, "Id");
+	int			i = answer_entry(item, batch->nentries);
 
-	if (id && id[0] >= '0' && id[0] <= '9' && id[1] == '\0' && id[0] - '0' < batch->nentries)
-		return &batch->entries[id[0] - '0'];
-	return NULL;
+	return i < 0 ? NULL : &batch->entries[i];
 }
 
 static void

@@ -490,12 +490,6 @@ sqs_is_ours(const Task *task)
 	return GetCurrentTimestamp() < sqs_in_flight_until(place);
 }
 
-/* Nothing in this database is to be deleted: that is for settle. */
-static void
-sqs_finish(Task *task, bool is_isolated)
-{
-}
-
 static void
 sqs_give_back(Task *task)
 {
@@ -542,9 +536,9 @@ start_batch(Batch *batch, const AwsCredentials *keys, TimestampTz now)
 static SqsReceipt *
 entry_of(Batch *batch, JsonbContainer *item)
 {
-	char	   *id = json_text(item, "Id");
+	int			i = answer_entry(item, batch->n);
 
-	return id && id[0] >= '0' && id[0] - '0' < batch->n && id[1] == '\0' ? &batch->receipts[id[0] - '0'] : NULL;
+	return i < 0 ? NULL : &batch->receipts[i];
 }
 
 /* Keep what has to be done again. */
@@ -692,7 +686,6 @@ const Source sqs_source = {
 	.counts_receives = true,
 	.take = sqs_take,
 	.is_ours = sqs_is_ours,
-	.finish = sqs_finish,
 	.give_back = sqs_give_back,
 	.fail = sqs_fail,
 	.settle = sqs_settle,

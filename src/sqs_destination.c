@@ -339,6 +339,14 @@ destination_failed(Destination *destination, const char *operation, const char *
 						 psprintf("%s fails: %s", operation, why));
 }
 
+int
+answer_entry(JsonbContainer *item, int n)
+{
+	char	   *id = json_text(item, "Id");
+
+	return id && id[0] >= '0' && id[0] <= '9' && id[1] == '\0' && id[0] - '0' < n ? id[0] - '0' : -1;
+}
+
 static void
 put_code(Answer *answer, HttpRequest *request)
 {
@@ -663,12 +671,16 @@ look_is_probe(const Destination *destination)
 	return destination->is_open && (!destination->is_known || destination->opened_by_look);
 }
 
-/* There is something to ask besides sending messages, which takes a connection, too. */
 static bool
-wants_look(const Destination *destination, TimestampTz now)
+look_is_due(const Destination *destination, TimestampTz now)
 {
-	return (look_is_probe(destination) ? destination->next_try : destination->next_look) <= now ||
-		(destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE]);
+	return (look_is_probe(destination) ? destination->next_try : destination->next_look) <= now;
+}
+
+static bool
+redrive_is_due(const Destination *destination)
+{
+	return destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE];
 }
 
 /* What to ask now. */
@@ -677,10 +689,9 @@ next_step(Destination *destination, TimestampTz now)
 {
 	if (destination->nrequests >= destination->queue->settings.max_connections)
 		return LOOK_NONE;
-	if ((look_is_probe(destination) ? destination->next_try : destination->next_look) <= now)
+	if (look_is_due(destination, now))
 		return LOOK_QUEUE;
-	if (destination->is_known && destination->queue->slot->requested[QUEUE_REDRIVE] &&
-		queue_slot_requested(destination->queue->slot, QUEUE_REDRIVE))
+	if (redrive_is_due(destination) && queue_slot_requested(destination->queue->slot, QUEUE_REDRIVE))
 	{
 		if (destination->arn_of_dead_letters)
 			return LOOK_MOVE;
@@ -735,7 +746,8 @@ destination_slots(const Destination *destination, TimestampTz now)
 	if (destination->is_open)
 		return destination->nrequests == 0 && destination->next_try <= now ? 1 : 0;
 	busy = destination->nrequests;
-	if (destination->look_step != LOOK_NONE || wants_look(destination, now))
+	/* What is asked besides takes a connection, too. */
+	if (destination->look_step != LOOK_NONE || look_is_due(destination, now) || redrive_is_due(destination))
 		busy++;
 	return Max(0, destination->queue->settings.max_connections - busy);
 }

@@ -8,6 +8,8 @@
 
 #include "taskoutbox.h"
 
+#include "utils/jsonb.h"
+
 #include "aws_credentials.h"
 #include "backend.h"
 #include "http.h"
@@ -128,6 +130,9 @@ extern void destination_success(Destination *destination, TimestampTz started_at
  */
 extern bool destination_blames_message(Destination *destination, uint64 group, const char *code,
 									   TimestampTz now);
+
+/* Which of a batch's n entries an item of the answer is about; -1: none of them. */
+extern int	answer_entry(JsonbContainer *item, int n);
 
 /* Printable ASCII of a peer's text; the result is to. */
 extern char *printable(char *to, size_t size, const char *text);

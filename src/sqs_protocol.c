@@ -74,7 +74,18 @@ is_trace_header(const SqsHeader *header)
 	return strcasecmp(header->name, SQS_TRACE_HEADER) == 0;
 }
 
-/* Close what open_memstream has opened; NULL when something failed. */
+/* A request begins with one of its fields; NULL when there is no memory. */
+static FILE *
+begin(const char *name, const char *value, char **text, size_t *len)
+{
+	FILE	   *out = open_memstream(text, len);
+
+	if (out)
+		put_field(out, "{", name, value);
+	return out;
+}
+
+/* Close what begin has opened; NULL when something failed. */
 static char *
 finish(FILE *out, char **text, size_t *len)
 {
@@ -115,11 +126,10 @@ char *
 sqs_send_message_batch(const char *queue_url, const SqsEntry *entries, int n, size_t *len)
 {
 	char	   *text = NULL;
-	FILE	   *out = open_memstream(&text, len);
+	FILE	   *out = begin("QueueUrl", queue_url, &text, len);
 
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "QueueUrl", queue_url);
 	fputs(",\"Entries\":", out);
 	for (int i = 0; i < n; i++)
 	{
@@ -158,11 +168,10 @@ char *
 sqs_get_queue_attributes(const char *queue_url, size_t *len)
 {
 	char	   *text = NULL;
-	FILE	   *out = open_memstream(&text, len);
+	FILE	   *out = begin("QueueUrl", queue_url, &text, len);
 
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "QueueUrl", queue_url);
 	fputs(",\"AttributeNames\":[\"All\"]}", out);
 	return finish(out, &text, len);
 }
@@ -189,10 +198,9 @@ sqs_get_queue_url(const char *arn, size_t *len)
 	memcpy(owner, account, part - account - 1);
 	owner[part - account - 1] = '\0';
 
-	out = open_memstream(&text, len);
+	out = begin("QueueName", part, &text, len);
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "QueueName", part);
 	put_field(out, ",", "QueueOwnerAWSAccountId", owner);
 	fputc('}', out);
 	return finish(out, &text, len);
@@ -202,11 +210,10 @@ char *
 sqs_start_message_move_task(const char *source_arn, size_t *len)
 {
 	char	   *text = NULL;
-	FILE	   *out = open_memstream(&text, len);
+	FILE	   *out = begin("SourceArn", source_arn, &text, len);
 
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "SourceArn", source_arn);
 	fputc('}', out);
 	return finish(out, &text, len);
 }
@@ -216,11 +223,10 @@ sqs_receive_message(const char *queue_url, int max, int wait_seconds, int visibi
 					const char *attempt_id, size_t *len)
 {
 	char	   *text = NULL;
-	FILE	   *out = open_memstream(&text, len);
+	FILE	   *out = begin("QueueUrl", queue_url, &text, len);
 
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "QueueUrl", queue_url);
 	fprintf(out, ",\"MaxNumberOfMessages\":%d,\"WaitTimeSeconds\":%d,\"VisibilityTimeout\":%d",
 			max, wait_seconds, visibility_seconds);
 	put_field(out, ",", "ReceiveRequestAttemptId", attempt_id);
@@ -234,11 +240,10 @@ static char *
 batch_of_receipts(const char *queue_url, const SqsReceipt *receipts, int n, bool has_visibility, size_t *len)
 {
 	char	   *text = NULL;
-	FILE	   *out = open_memstream(&text, len);
+	FILE	   *out = begin("QueueUrl", queue_url, &text, len);
 
 	if (out == NULL)
 		return NULL;
-	put_field(out, "{", "QueueUrl", queue_url);
 	fputs(",\"Entries\":", out);
 	for (int i = 0; i < n; i++)
 	{

@@ -8,9 +8,9 @@
  * controller and delete of each. When one fails, all before it are rolled back with
  * it and run again, each in a subtransaction of its own from then on, until a batch
  * goes well; when the commit fails, one by one: so that only the culprit counts, and
- * is not run again. Alone from the start
- * runs what came back before, and what is slow: before that, the worker gives
- * away what else it has, so that nothing waits for a slow task but its own group.
+ * is not run again. Alone from the start runs what came back before, and what is
+ * slow: before that, the worker gives away what else it has, so that nothing waits
+ * for a slow task but its own group.
  *
  * Where the tasks are from is a source (source.h): the embedded queue, which is
  * here, or SQS.
@@ -328,7 +328,8 @@ handle(Task *task, Controller *controller, bool is_isolated)
 		call(task, controller);
 	PopActiveSnapshot();
 
-	source->finish(task, is_isolated);
+	if (source->finish)
+		source->finish(task, is_isolated);
 }
 
 /*
@@ -495,7 +496,7 @@ run_batch(void)
 		if (task->state != TASK_TAKEN)
 			continue;
 		did_something = true;
-		if (!source->is_ours(task))
+		if (source->is_ours && !source->is_ours(task))
 		{
 			task->state = TASK_AWAY;
 			continue;
@@ -659,13 +660,6 @@ embedded_take(const QueueSettings *from, TupleDesc desc, Task *into, int max)
 	return n;
 }
 
-/* Its lease lasts as long as we do. */
-static bool
-embedded_is_ours(const Task *task)
-{
-	return true;
-}
-
 static void
 embedded_finish(Task *task, bool is_isolated)
 {
@@ -714,7 +708,7 @@ embedded_leave(Task *task, bool is_running)
 	if (is_running)
 		(void) lease_change(outbox, &task->receipt, GetCurrentTimestamp(), false);
 	else
-		lease_give_back(outbox, &task->receipt, 1);
+		embedded_give_back(task);
 }
 
 static void
@@ -739,7 +733,6 @@ embedded_wait(void)
 
 static const Source embedded_source = {
 	.take = embedded_take,
-	.is_ours = embedded_is_ours,
 	.finish = embedded_finish,
 	.give_back = embedded_give_back,
 	.fail = embedded_fail,
