@@ -96,7 +96,6 @@ message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool
 	const Datum *row = slot->tts_values;
 	const bool *isnull = slot->tts_isnull;
 	Datum		first_id = row[(isnull[OUTBOX_REDRIVEN_FROM - 1] ? OUTBOX_ID : OUTBOX_REDRIVEN_FROM) - 1];
-	int			receive_count = isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 : DatumGetInt32(row[OUTBOX_RECEIVE_COUNT - 1]);
 
 	memset(nulls, false, MESSAGE_COLUMNS * sizeof(bool));
 	nulls[MESSAGE_RECEIPT_HANDLE - 1] = receipt == NULL;
@@ -113,7 +112,7 @@ message_values(TupleTableSlot *slot, const Receipt *receipt, Datum *values, bool
 	values[MESSAGE_DEDUPLICATION_ID - 1] = row[OUTBOX_DEDUPLICATION_ID - 1];
 	values[MESSAGE_HEADERS - 1] = nulls[MESSAGE_HEADERS - 1] ? (Datum) 0 : fetched(row[OUTBOX_HEADERS - 1]);
 	values[MESSAGE_ENQUEUED_AT - 1] = row[OUTBOX_ENQUEUED_AT - 1];
-	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum(receive_count + 1);
+	values[MESSAGE_RECEIVE_COUNT - 1] = Int32GetDatum(outbox_receive_count(slot) + 1);
 	values[MESSAGE_LAST_ERROR - 1] = nulls[MESSAGE_LAST_ERROR - 1] ? (Datum) 0 : fetched(row[OUTBOX_LAST_ERROR - 1]);
 	values[MESSAGE_UID - 1] = CStringGetTextDatum(task_uid(slot->tts_tableOid, DatumGetInt64(first_id),
 											  DatumGetTimestampTz(row[OUTBOX_ENQUEUED_AT - 1])));

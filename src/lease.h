@@ -74,8 +74,9 @@ extern void lease_init(void);
 
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
- * and return their number. receipts has room for max. 0 also when the relay is to offer longer parts of lanes first. Sets
- * *full when the leases of the cluster (taskoutbox.max_in_flight) are used up.
+ * and return their number. receipts has room for max. 0 also when the relay is to
+ * offer longer parts of lanes first. Sets *full when the leases of the cluster
+ * (taskoutbox.max_in_flight) are used up.
  */
 extern int	lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz until,
 					   Receipt *receipts, bool *full);

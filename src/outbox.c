@@ -4,12 +4,12 @@
  *
  * Rows are found by their primary key, or faster where they were before (the
  * relay saw it, and says so in the offer): a row with that id there is the one.
- * The snapshot is the one that the caller's
- * question needs: the relay's own for what has become visible; for what
- * becomes of a row, and for consumers, whose transactions may be older than the
- * message, the state of this moment, open changes of others included (a dirty
- * snapshot). Direct access to table and index, since no SQL statement can choose
- * its snapshot like that; rare changes of a row are SQL, run as the owner.
+ * The snapshot is the one that the caller's question needs: the relay's own for
+ * what has become visible; for what becomes of a row, and for consumers, whose
+ * transactions may be older than the message, the state of this moment, open
+ * changes of others included (a dirty snapshot). Direct access to table and index,
+ * since no SQL statement can choose its snapshot like that; rare changes of a row
+ * are SQL, run as the owner.
  */
 #include "taskoutbox.h"
 #include "outbox.h"
@@ -266,8 +266,7 @@ outbox_row(OutboxReader *reader)
 	row.id = DatumGetInt64(slot->tts_values[OUTBOX_ID - 1]);
 	row.first_id = slot->tts_isnull[OUTBOX_REDRIVEN_FROM - 1] ? row.id :
 		DatumGetInt64(slot->tts_values[OUTBOX_REDRIVEN_FROM - 1]);
-	row.receive_count = slot->tts_isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 :
-		DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
+	row.receive_count = outbox_receive_count(slot);
 	row.deliver_at = slot->tts_isnull[OUTBOX_DELIVER_AT - 1] ? DT_NOBEGIN :
 		DatumGetTimestampTz(slot->tts_values[OUTBOX_DELIVER_AT - 1]);
 	row.queue = queue_key(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));

@@ -47,6 +47,14 @@ typedef struct OutboxRow
 	ItemPointerData place;
 } OutboxRow;
 
+/* Of a row whose columns were read: null until its message has come back. */
+static inline int
+outbox_receive_count(const TupleTableSlot *slot)
+{
+	return slot->tts_isnull[OUTBOX_RECEIVE_COUNT - 1] ? 0 :
+		DatumGetInt32(slot->tts_values[OUTBOX_RECEIVE_COUNT - 1]);
+}
+
 /* An open table and its primary key's index. */
 typedef struct OutboxReader
 {

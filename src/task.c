@@ -59,7 +59,7 @@ taskoutbox_cancel(PG_FUNCTION_ARGS)
 	check_not_null("id", fcinfo, 0);
 	id = PG_GETARG_INT64(0);
 
-	/* A look at the row would be in the way of whoever has it in hand, and deletes it. */
+	/* To delete the row and take that back would be in the way of whoever has it in hand. */
 	if (shared && lease_exists(outbox_relid(), id))
 		PG_RETURN_BOOL(false);
 
