@@ -15,7 +15,6 @@ use PostgreSQL::Test::Utils;
 use SqsTest;
 use TaskoutboxTest;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 plan skip_all => FakeSqs::missing() if FakeSqs::missing();
 
