@@ -197,8 +197,12 @@ for my $level ('REPEATABLE READ', 'SERIALIZABLE')
 my @ids = map { enqueue($p, "ser$_") } 1 .. 20;
 $_->do('BEGIN ISOLATION LEVEL SERIALIZABLE') for $s1, $s2;
 value($_, 'SELECT count(*) FROM pg_class') for $s1, $s2;
-my @one = receive($s1, max => 10, wait => '5 s');
-my @two = receive($s2, max => 10, wait => '5 s');
+my (@one, @two);
+poll(sub {
+	push @one, receive($s1, max => 10 - @one, wait => '1 s') if @one < 10;
+	push @two, receive($s2, max => 10 - @two, wait => '1 s') if @two < 10;
+	@one + @two == 20;
+}, 20);
 value($s1, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @one ]);
 value($s2, 'SELECT taskoutbox.delete($1::text[])', [ map { $_->{receipt_handle} } @two ]);
 is(state_of($_, 'COMMIT'), '00000', 'SERIALIZABLE: two consumers at a time') for $s1, $s2;
