@@ -42,8 +42,11 @@ extern void insert_row(InsertTarget *target, const Datum *values, const bool *nu
 
 /*
  * The same, but returns false, without a row, if one with the same key is there, or
- * may be. Waits for a transaction that inserts one.
+ * may be. Looks first, and waits for a transaction that inserts one.
  */
 extern bool insert_new_row(InsertTarget *target, const Datum *values, const bool *nulls);
+
+/* The same for keys that are hardly ever there: does not look first, nor wait. */
+extern bool insert_probably_new_row(InsertTarget *target, const Datum *values, const bool *nulls);
 
 #endif							/* TASKOUTBOX_INSERT_H */

@@ -73,6 +73,24 @@ exists(Relation rel, Oid index_relid, ScanKeyData *keys, int nkeys)
 	return found;
 }
 
+/* Is there a row with this consumer and id? */
+static bool
+is_entered(const Datum *values)
+{
+	Relation	rel = table_open(outbox_sibling_relid("ledger"), AccessShareLock);
+	static const int columns[] = {1, 0};	/* of the primary key */
+	ScanKeyData keys[lengthof(columns)];
+	bool		found;
+
+	for (int i = 0; i < lengthof(keys); i++)
+		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber, InvalidOid,
+							   C_COLLATION_OID, F_TEXTEQ, values[columns[i]]);
+	found = exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
+	table_close(rel, AccessShareLock);
+
+	return found;
+}
+
 /*
  * For one session at a time this is as good as an INSERT ... ON CONFLICT, and much
  * cheaper. When two enter the same id at the same moment, which takes a copy of a
@@ -81,23 +99,17 @@ exists(Relation rel, Oid index_relid, ScanKeyData *keys, int nkeys)
 bool
 ledger_enter(const char *uid)
 {
-	Relation	rel = table_open(outbox_sibling_relid("ledger"), RowExclusiveLock);
 	Datum		values[] = {CStringGetTextDatum(CONTROLLERS), CStringGetTextDatum(uid),
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
 	bool		nulls[lengthof(values)] = {false};
-	static const int columns[] = {1, 0};	/* of the primary key */
-	ScanKeyData keys[lengthof(columns)];
-	bool		is_new;
 
-	for (int i = 0; i < lengthof(keys); i++)
-		ScanKeyEntryInitialize(&keys[i], 0, i + 1, BTEqualStrategyNumber, InvalidOid,
-							   C_COLLATION_OID, F_TEXTEQ, values[columns[i]]);
-	is_new = !exists(rel, compat_RelationGetPrimaryKeyIndex(rel), keys, lengthof(keys));
-	if (is_new)
-		insert_row(&target, values, nulls);
-	table_close(rel, NoLock);
-	return is_new;
+	if (insert_probably_new_row(&target, values, nulls))
+		return true;
+	if (is_entered(values))
+		return false;
+	insert_row(&target, values, nulls);
+	return true;
 }
 
 Datum

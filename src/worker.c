@@ -250,7 +250,7 @@ commit(int from, int to)
 	}
 	PG_END_TRY();
 	in_hand_clear(place);
-	session_reset_rest(has_temporary);
+	session_reset_rest(slot->role, has_temporary);
 	MemoryContextSwitchTo(batch_context);
 	pgstat_report_stat(false);
 	return error;
@@ -303,7 +303,7 @@ call(Task *task, Controller *controller)
 	fcinfo->args[0].value = controller->takes_message ? heap_copy_tuple_as_datum(task->message, message_desc) :
 		heap_getattr(task->message, MESSAGE_PAYLOAD, message_desc, &isnull);
 	fcinfo->args[0].isnull = false;
-	(void) FunctionCallInvoke(fcinfo);
+	session_call(fcinfo);
 }
 
 /* Ledger, controller and delete: what stays together. */
@@ -390,7 +390,7 @@ run(Task *task, Controller *controller)
 	MemoryContextSwitchTo(batch_context);
 	if (is_isolated)
 		CurrentResourceOwner = owner;
-	session_reset(slot->role);
+	session_reset();
 
 	in_hand_clear(place);
 	pool_set_task(0);

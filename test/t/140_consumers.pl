@@ -355,7 +355,6 @@ register('litter', controller('app', 'litter', q(
 		PERFORM set_config('my.secret', 'x', false);
 		PREPARE left_behind AS SELECT 1;
 		EXECUTE 'DECLARE left_cursor CURSOR WITH HOLD FOR SELECT current_user';
-		LISTEN left_channel;
 		PERFORM pg_advisory_lock(4711);
 		CREATE TEMP TABLE IF NOT EXISTS left_table (x int);
 		CREATE TEMP TABLE IF NOT EXISTS done (x int);
@@ -367,7 +366,7 @@ register('look', controller('app', 'look', q(
 	BEGIN
 		INSERT INTO public.done (task, role, session, note) SELECT p ->> 'n', current_user, session_user,
 			concat_ws(' ', 'look', current_setting('work_mem'), current_setting('search_path'), nullif(current_setting('my.secret', true), ''),
-				(SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_cursors), (SELECT count(*) FROM pg_listening_channels()),
+				(SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_cursors),
 				(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), to_regclass('left_table'));
 	END)), queue => 'mess');
 put('look', '{"n": "clean"}', queue => 'mess');
@@ -384,6 +383,25 @@ wait_empty('mess', 'one that others have used');
 is_deeply([ map { "$_->{role} $_->{session} $_->{note}" } rows($dbh, q(SELECT DISTINCT role, session, note FROM public.done WHERE task = 'dirty')) ],
 	["app app $clean"], 'is like a fresh one');
 is(value($dbh, q(SELECT count(*) FROM public.done WHERE task = 'dirty')), 9, 'each time');
+
+# What a deferred trigger sets at the commit is gone, too.
+$dbh->do('CREATE TABLE app.late (n int)');
+$dbh->do('ALTER TABLE app.late OWNER TO app');
+$dbh->do('SET SESSION AUTHORIZATION app');
+$dbh->do(q(CREATE FUNCTION app.set_late() RETURNS trigger LANGUAGE plpgsql AS
+	$$ BEGIN SET work_mem = '123MB'; SET search_path = pg_temp; PERFORM set_config('my.secret', 'x', false); SET ROLE other; RETURN NULL; END $$));
+$dbh->do('CREATE CONSTRAINT TRIGGER late AFTER INSERT ON app.late DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION app.set_late()');
+$dbh->do('RESET SESSION AUTHORIZATION');
+register('late', controller('app', 'leave_late', q(BEGIN INSERT INTO app.late VALUES (1); END)), queue => 'mess');
+for my $round (1 .. 3)
+{
+	put('late', '{}', queue => 'mess');
+	wait_empty('mess', "a deferred trigger that sets something $round");
+	put('look', qq({"n": "late $round"}), queue => 'mess');
+	wait_empty('mess', 'and what is called after it');
+}
+is_deeply([ map { "$_->{role} $_->{session} $_->{note}" } rows($dbh, q(SELECT DISTINCT role, session, note FROM public.done WHERE task LIKE 'late %')) ],
+	["app app $clean"], 'is like a fresh session, too');
 
 # Nobody becomes more than the owner of the function, whatever he tries.
 queue('climb', max_receive_count => 1);
@@ -480,7 +498,8 @@ wait_for('a member no more: the view says so',
 	q(SELECT workers = 0 AND problem ~ 'kept for' FROM taskoutbox.controller_status WHERE queue = 'kept'));
 is(done(q(note = 'kept')), '1', 'and gets nothing');
 $dbh->do('GRANT billing TO app');
-wait_empty('kept', 'and again');
+put('kept', '{"n": 3, "note": "kept"}', queue => 'kept');
+wait_empty('kept', 'a member again has all of it, with the next task at the latest');
 
 #
 # The life of workers
