@@ -209,7 +209,7 @@ sub payload
 }
 
 # Starts pgbench with a script.  clients; seconds or transactions (of each client);
-# rate (per second); progress.  :payload is known to all scripts.
+# rate (per second); progress.  :payload is known to all scripts, and :last is 0.
 sub start_pgbench
 {
 	my ($script, %o) = @_;
@@ -219,7 +219,7 @@ sub start_pgbench
 
 	my $clients = $o{clients} || 1;
 	my @command = ("$bin/pgbench", '-n', '-M', 'prepared', '-f', $file->filename,
-		'-c', $clients, '-j', $clients > 1 ? 2 : 1, '-D', 'payload=' . payload(),
+		'-c', $clients, '-j', $clients > 1 ? 2 : 1, '-D', 'payload=' . payload(), '-D', 'last=0',
 		$o{transactions} ? ('-t', $o{transactions}) : ('-T', $o{seconds}),
 		$o{rate} ? ('-R', $o{rate}) : (),
 		$o{progress} ? ('-P', 1) : ());

@@ -39,6 +39,17 @@ DELETE FROM message WHERE id = ANY (:ids::bigint[]);
 );
 }
 
+# The least that two statements and one commit on disk can be: no locks, no lease, no look for what is next.
+sub least
+{
+	my ($batch) = @_;
+	my $some = "FROM message WHERE id > :last AND id <= :last + $batch";
+	return qq(SELECT string_agg(payload::text, '') AS payloads $some \\gset
+DELETE $some;
+\\set last :last + $batch
+);
+}
+
 # A batch of PgQ is what came between two ticks.
 my $pgq = q(SELECT coalesce(pgq.next_batch('bench', 'bench'), 0) AS batch \gset
 \if :batch > 0
@@ -50,7 +61,7 @@ SELECT pgq.finish_batch(:batch);
 sub load_messages
 {
 	my ($n) = @_;
-	run_sql('TRUNCATE message');
+	run_sql('TRUNCATE message RESTART IDENTITY');
 	dbh()->do(q(INSERT INTO message (visible_at, receive_count, payload)
 		SELECT clock_timestamp(), 0, $1::jsonb FROM generate_series(1, $2::int)), undef, payload(), $n);
 	run_sql('VACUUM ANALYZE message');
@@ -88,9 +99,11 @@ sub load_events
 	return;
 }
 
+my %script = (ours => \&ours, skip_locked => \&skip_locked, least => \&least);
 my %left = (
 	ours => 'SELECT count(*) FROM taskoutbox.task_outbox',
-	skip_locked => 'SELECT count(*) FROM message');
+	skip_locked => 'SELECT count(*) FROM message',
+	least => 'SELECT count(*) FROM message');
 
 # Messages a second, of so many that were there before.
 sub consume
@@ -99,7 +112,7 @@ sub consume
 	my $load = $n * 1.2 + 2000;
 
 	$side eq 'ours' ? load_tasks($load) : load_messages($load);
-	my $run = pgbench($side eq 'ours' ? ours($batch) : skip_locked($batch),
+	my $run = pgbench($script{$side}->($batch),
 		clients => $clients, transactions => int($n / $batch / $clients));
 	my $left = value($left{$side});
 	$side eq 'ours' ? forget_tasks() : run_sql('TRUNCATE message');
@@ -121,8 +134,10 @@ sub receive_ratio
 	my $got = alternate($title,
 		[ skip_locked => sub { consume('skip_locked', $batch, $clients, $n) } ],
 		[ ours => sub { consume('ours', $batch, $clients, $n) } ],
+		$clients == 1 ? [ least => sub { consume('least', $batch, 1, $n) } ] : (),
 		map { [ $_ => sub { consume_events($batch, $n) }, $_ ] } @peers);
 	compare($number, "$title: messages/s to SKIP LOCKED's", $got, 'ours', 'skip_locked', $target);
+	compare($number, '  the least that two statements are', $got, 'least', 'skip_locked', undef) if $clients == 1;
 	compare($number, '  PgQ, a tick for each batch', $got, 'PgQ', 'skip_locked', undef) if @peers;
 	row($number, '  taskoutbox: messages/s', undef, @{ $got->{ours} });
 	return;

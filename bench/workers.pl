@@ -34,9 +34,9 @@ sub send_plainly
 {
 	my ($n) = @_;
 	my ($fauxqs, $url) = start_fauxqs();
-	open(my $out, '-|', 'node', "$RealBin/peers/sender.mjs", $fauxqs->{endpoint}, $url, $n) or die "node: $!";
+	open(my $out, '-|', "$RealBin/peers/sender", $fauxqs->{endpoint}, $url, 16, $n) or die "sender: $!";
 	chomp(my $rate = <$out>);
-	close($out) or die "sender.mjs failed\n";
+	close($out) or die "sender failed\n";
 	stop_fauxqs($fauxqs);
 	return $rate;
 }
@@ -76,7 +76,7 @@ sub publish
 
 measure('10', 'publish', sub {
 	my $n = full(50_000, 5_000);
-	my $what = "publishing to fauxqs, 16 connections, 1,000 groups, to a sender's";
+	my $what = "publishing to fauxqs, 16 connections, 1,000 groups, to a bare sender's";
 	return skip('10', $what, '>= 0.8', 'no test/fauxqs/node_modules (npm ci)') unless -d "$RealBin/../test/fauxqs/node_modules/fauxqs";
 	my $got = alternate('publishing', [ sender => sub { send_plainly($n) } ], [ ours => sub { publish($n) } ]);
 	compare('10', $what, $got, 'ours', 'sender', '>= 0.8');

@@ -131,6 +131,25 @@ $dbh->do(q(INSERT INTO taskoutbox.task_outbox (enqueued_at, redriven_from, task_
 wait_empty('default', 'a task with a uid that was handled');
 is(value($dbh, q(SELECT count(*) FROM public.done WHERE note ~ '"a": 2')), 0, 'is not handled again');
 
+# When another session is about to enter the same uid, the worker waits how that ends.
+for my $end ('ROLLBACK', 'COMMIT')
+{
+	my $entering = session($node);
+	my $copy = qq({"a": "$end"});
+	$entering->do('BEGIN');
+	$entering->do(q(INSERT INTO taskoutbox.ledger (consumer, id) SELECT 'taskoutbox:controllers', regexp_replace($1, ':.*', ':12345:1767225600000000')), undef, $uid);
+	value($dbh, q(WITH i AS (INSERT INTO taskoutbox.task_outbox (enqueued_at, redriven_from, task_type, payload)
+		VALUES ('2026-01-01 00:00+00', 12345, 'message', $1::jsonb) RETURNING id) SELECT id FROM i), $copy);
+	wait_for("$end: the worker waits for a session that enters the uid",
+		q(SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'taskoutbox consumer' AND wait_event_type = 'Lock'));
+	$entering->do($end);
+	wait_empty('default', "$end: and goes on");
+	is(value($dbh, q(SELECT count(*) FROM public.done WHERE position($1 IN note) > 0), $end), $end eq 'ROLLBACK' ? 1 : 0,
+		$end eq 'ROLLBACK' ? 'it was not handled, so now it is' : 'it was handled, so it is not again');
+	is(value($dbh, q(SELECT count(*) FROM taskoutbox.ledger WHERE id ~ ':12345:')), 1, 'and is in the ledger once');
+	$dbh->do(q(DELETE FROM taskoutbox.ledger WHERE id ~ ':12345:'));
+}
+
 # Many tasks, some groups.
 queue('many', consumers => 3);
 register('many', controller('app', 'many', "BEGIN $note_it END"), queue => 'many');
