@@ -312,7 +312,7 @@ delete_messages(Receipt *receipts, int n, bool missing_ok)
 	qsort(marked, nmarked, sizeof(Receipt *), compare_places);
 	for (int i = 0; i < nmarked; i++)
 	{
-		OutboxFate	fate = outbox_delete(reader, marked[i]->id, &marked[i]->place);
+		OutboxFate	fate = outbox_delete_leased(reader, marked[i]->id, &marked[i]->place);
 
 		/* Busy: by its owner, or prepared. */
 		deleted += succeeded(fate == OUTBOX_HERE ? LEASE_OK :

@@ -46,6 +46,9 @@
 /* How often to complain about a row that cannot be changed at all. */
 #define REPORT_INTERVAL (60 * USECS_PER_SEC)
 
+/* A cancel takes its deletion back in much less. */
+#define CANCEL_MS 2000
+
 static InsertTarget target = {"task_outbox", OUTBOX_COLUMNS};
 
 Oid
@@ -137,6 +140,25 @@ outbox_delete(OutboxReader *reader, int64 id, const ItemPointerData *place)
 							   GetCurrentCommandId(true), InvalidSnapshot, InvalidSnapshot,
 							   true, &failure, false) == TM_Ok)
 			break;
+	}
+	return fate;
+}
+
+/*
+ * A cancel that was a moment late has deleted the row, sees our lease, and takes
+ * that back: so it is worth a wait, but none that an owner's transaction can prolong.
+ */
+OutboxFate
+outbox_delete_leased(OutboxReader *reader, int64 id, const ItemPointerData *place)
+{
+	Snapshot	dirty = reader->scan->xs_snapshot;
+	OutboxFate	fate = outbox_delete(reader, id, place);
+
+	for (int ms = 0; ms < CANCEL_MS && fate == OUTBOX_BUSY && TransactionIdIsValid(dirty->xmax); ms++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		pg_usleep(1000);
+		fate = outbox_delete(reader, id, place);
 	}
 	return fate;
 }

@@ -117,6 +117,9 @@ extern OutboxFate outbox_look_at(OutboxReader *reader, int64 id, const ItemPoint
 extern OutboxReader *outbox_begin_delete(void);
 extern OutboxFate outbox_delete(OutboxReader *reader, int64 id, const ItemPointerData *place);
 
+/* The same for one whose lease we have; waits for a cancel to take its deletion back. */
+extern OutboxFate outbox_delete_leased(OutboxReader *reader, int64 id, const ItemPointerData *place);
+
 /*
  * The delayed rows (deliver_at is set) that are due after one time and up to
  * another, in that order; outbox_next_due gives the earliest time after one, or

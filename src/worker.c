@@ -670,7 +670,7 @@ embedded_finish(Task *task, bool is_isolated)
 		deleter = reader;
 	lease_mark_deleting(outbox, &task->receipt, 1, &result);
 	if (result != LEASE_OK ||
-		outbox_delete(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
+		outbox_delete_leased(reader, task->receipt.id, &task->receipt.place) != OUTBOX_HERE)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_STALE_HANDLE),
 				 errmsg("it was deleted or purged while its controller ran")));

@@ -359,6 +359,19 @@ is(value($p, 'SELECT count(*) FROM taskoutbox.task_outbox WHERE id = $1', $id), 
 is(value($s2, $delete, $m->{receipt_handle}), 1, 'then it deletes');
 gone($id, 'gone');
 
+# A cancel that is a moment late takes its deletion back, which is waited for; an owner
+# who keeps it is not.
+$id = enqueue($p, 'late');
+($m) = receive($s1, vt => '10 min', wait => '5 s');
+$p->do('BEGIN');
+$p->do('DELETE FROM taskoutbox.task_outbox WHERE id = $1', undef, $id);
+is(state_of($s1, $delete, $m->{receipt_handle}), 'TO013', 'deleted by its owner in an open transaction: refused');
+my $deleting = start_query($s1, $delete, $m->{receipt_handle});
+poll(sub { query_ready($deleting) || value($s2, q(SELECT state = 'active' FROM pg_stat_activity WHERE pid = $1), backend_pid($s1)) });
+$p->do('ROLLBACK');
+is(scalar(eval { wait_query($deleting) }), 1, 'which he takes back: deleted') or diag($@);
+gone($id, 'gone');
+
 # A receive that runs into statement_timeout leaves nothing leased either.
 $s1->do(q(SET statement_timeout = '300 ms'));
 is(state_of($s1, $receive), '57014', 'statement_timeout ends a receive that waits');
