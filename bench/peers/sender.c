@@ -79,7 +79,6 @@ main(int argc, char **argv)
 	int			running = 0;
 	struct timespec start;
 	struct timespec end;
-	char	   *to = body;
 
 	if (argc != 5)
 		fail("usage", "sender ENDPOINT URL CONNECTIONS MESSAGES");
@@ -88,8 +87,7 @@ main(int argc, char **argv)
 	messages = atoi(argv[4]);
 
 	/* As payloads are: JSON inside of JSON. */
-	to += sprintf(to, "{\\\"order\\\": 1234567, \\\"note\\\": \\\"");
-	to += sprintf(to, "%0169d\\\"}", 0);
+	sprintf(body, "{\\\"order\\\": 1234567, \\\"note\\\": \\\"%0169d\\\"}", 0);
 
 	curl_global_init(CURL_GLOBAL_ALL);
 	multi = curl_multi_init();
