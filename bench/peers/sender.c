@@ -15,6 +15,7 @@
 #include <time.h>
 
 #define BATCH 10
+#define CONNECTIONS_MAX 100
 
 typedef struct Sender
 {
@@ -24,6 +25,7 @@ typedef struct Sender
 	size_t		answered;
 } Sender;
 
+static Sender senders[CONNECTIONS_MAX];
 static char body[3 * 199];
 static const char *url;
 static int	sent = 0;
@@ -73,15 +75,14 @@ main(int argc, char **argv)
 {
 	CURLM	   *multi;
 	struct curl_slist *headers = NULL;
-	Sender	   *senders;
 	int			connections;
 	int			messages;
 	int			running = 0;
 	struct timespec start;
 	struct timespec end;
 
-	if (argc != 5)
-		fail("usage", "sender ENDPOINT URL CONNECTIONS MESSAGES");
+	if (argc != 5 || atoi(argv[3]) > CONNECTIONS_MAX)
+		fail("usage", "sender ENDPOINT URL CONNECTIONS MESSAGES, with up to 100 connections");
 	url = argv[2];
 	connections = atoi(argv[3]);
 	messages = atoi(argv[4]);
@@ -91,7 +92,6 @@ main(int argc, char **argv)
 
 	curl_global_init(CURL_GLOBAL_ALL);
 	multi = curl_multi_init();
-	senders = calloc(connections, sizeof(Sender));
 	headers = curl_slist_append(headers, "Content-Type: application/x-amz-json-1.0");
 	headers = curl_slist_append(headers, "X-Amz-Target: AmazonSQS.SendMessageBatch");
 	clock_gettime(CLOCK_MONOTONIC, &start);
