@@ -125,7 +125,7 @@ my $off;
 ok(poll(sub {
 	$off = abs(value($dbh, q(SELECT waiting + in_flight FROM taskoutbox.queue_metrics WHERE queue = 'default')) - value($dbh, 'SELECT count(*) FROM taskoutbox.task_outbox'));
 	$off < $rows / 1000;
-}, 60), 'and knows of all the rest')
+}, 10), 'and knows of all the rest')
   or diag("off by $off");
 
 done_testing();

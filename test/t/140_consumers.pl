@@ -138,8 +138,8 @@ for my $end ('ROLLBACK', 'COMMIT')
 	my $copy = qq({"a": "$end"});
 	$entering->do('BEGIN');
 	$entering->do(q(INSERT INTO taskoutbox.ledger (consumer, id) SELECT 'taskoutbox:controllers', regexp_replace($1, ':.*', ':12345:1767225600000000')), undef, $uid);
-	value($dbh, q(WITH i AS (INSERT INTO taskoutbox.task_outbox (enqueued_at, redriven_from, task_type, payload)
-		VALUES ('2026-01-01 00:00+00', 12345, 'message', $1::jsonb) RETURNING id) SELECT id FROM i), $copy);
+	$dbh->do(q(INSERT INTO taskoutbox.task_outbox (enqueued_at, redriven_from, task_type, payload)
+		VALUES ('2026-01-01 00:00+00', 12345, 'message', $1::jsonb)), undef, $copy);
 	wait_for("$end: the worker waits for a session that enters the uid",
 		q(SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'taskoutbox consumer' AND wait_event_type = 'Lock'));
 	$entering->do($end);
@@ -517,8 +517,7 @@ wait_for('a member no more: the view says so',
 	q(SELECT workers = 0 AND problem ~ 'kept for' FROM taskoutbox.controller_status WHERE queue = 'kept'));
 is(done(q(note = 'kept')), '1', 'and gets nothing');
 $dbh->do('GRANT billing TO app');
-put('kept', '{"n": 3, "note": "kept"}', queue => 'kept');
-wait_empty('kept', 'a member again has all of it, with the next task at the latest');
+wait_empty('kept', 'and again');
 
 #
 # The life of workers
