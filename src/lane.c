@@ -419,7 +419,9 @@ lanes_accept(const OutboxRow *row, RowSource source)
 	bool		goes_first;
 	bool		was_out;
 
-	highest_id = Max(highest_id, row->id);
+	/* What was adopted at the start says nothing about those before it. */
+	if (!is_out)
+		highest_id = Max(highest_id, row->id);
 	if (lanes_find(row->id))
 		return;
 	queue = lanes_queue(row->queue);

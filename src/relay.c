@@ -82,8 +82,9 @@ static DatabaseSlot *db;
 static MemoryContext round_context;
 static uint64 settings_generation = 0;
 
-/* Ids that were popped, but not visible yet. */
+/* Ids that were popped, but not visible yet; and from where some may be that were lost. */
 static IdArray carried = {0};
+static int64 carried_sweep = NO_SWEEP;
 
 /* What must be on disk before anything is handed out. */
 static XLogRecPtr flush_to = InvalidXLogRecPtr;
@@ -311,11 +312,13 @@ typedef struct NamedId
 	bool		is_final;		/* it will not be named again */
 } NamedId;
 
+/* Sorted before it is read, once, along with the table. */
 typedef struct IdList
 {
 	NamedId    *ids;
 	int			n;
 	int			size;
+	int			next;			/* to be read */
 } IdList;
 
 static int
@@ -340,6 +343,28 @@ add_id(IdList *list, int64 id, bool is_popped, bool is_final)
 	list->ids[list->n].is_popped = is_popped;
 	list->ids[list->n].is_final = is_final;
 	list->n++;
+}
+
+/* Sort, and make one of those that are named twice. */
+static void
+sort_ids(IdList *list)
+{
+	int			n = 0;
+
+	if (list->n == 0)
+		return;
+	qsort(list->ids, list->n, sizeof(NamedId), compare_ids);
+	for (int i = 1; i < list->n; i++)
+	{
+		if (list->ids[i].id == list->ids[n].id)
+		{
+			list->ids[n].is_popped |= list->ids[i].is_popped;
+			list->ids[n].is_final |= list->ids[i].is_final;
+		}
+		else
+			list->ids[++n] = list->ids[i];
+	}
+	list->n = n + 1;
 }
 
 /* Lowers *from to where the table is to be read instead. */
@@ -401,22 +426,20 @@ pop_committed(IdList *list, int64 *from)
 	carried.n = 0;
 }
 
-static int64
-take_in_row(OutboxReader *reader, RowSource source)
+static void
+take_in_row(const OutboxRow *row, RowSource source)
 {
-	OutboxRow	row = outbox_row(reader);
-	XLogRecPtr	commit_at = TransactionIdGetCommitLSN(row.xmin);
+	XLogRecPtr	commit_at = TransactionIdGetCommitLSN(row->xmin);
 
 	/* Zero for what is on disk for sure. */
 	flush_to = Max(flush_to, commit_at);
-	if (row.deliver_at <= due_up_to)
-		lanes_accept(&row, source);
+	if (row->deliver_at <= due_up_to)
+		lanes_accept(row, source);
 	else
 	{
-		lanes_delay(&row, source);
-		next_due = Min(next_due, row.deliver_at);
+		lanes_delay(row, source);
+		next_due = Min(next_due, row->deliver_at);
 	}
-	return row.id;
 }
 
 /*
@@ -431,7 +454,11 @@ take_in_due(Snapshot snapshot, TimestampTz now)
 	outbox_scan_due(reader, due_up_to, now);
 	due_up_to = now;
 	while (outbox_next(reader))
-		(void) take_in_row(reader, ROW_DUE);
+	{
+		OutboxRow	row = outbox_row(reader);
+
+		take_in_row(&row, ROW_DUE);
+	}
 	next_due = outbox_next_due(reader, now);
 	outbox_end(reader);
 
@@ -472,58 +499,65 @@ count_delayed(Snapshot snapshot, TimestampTz now)
 	recount_at = n < SERVE_EVERY ? 0 : now + 10 * (GetCurrentTimestamp() - now);
 }
 
-/*
- * Read the named rows from one id to another; keep the popped ids that are not
- * visible yet. The list is sorted. With is_read the table gave the rows already.
- */
-static void
-read_named(OutboxReader *reader, const IdList *list, int64 from, int64 to, bool is_read)
+/* A row that is named will be counted when it is named for the last time. */
+static RowSource
+source_of(const NamedId *named)
 {
-	for (int i = 0; i < list->n; i++)
+	return named->is_final ? ROW_NAMED : ROW_ANNOUNCED;
+}
+
+static void
+carry(const NamedId *named)
+{
+	if (named->is_popped)
+		id_array_add(&carried, named->id);
+}
+
+/* Read the rows that are named up to an id. */
+static void
+read_named(OutboxReader *reader, IdList *list, int64 to)
+{
+	for (; list->next < list->n && list->ids[list->next].id <= to; list->next++)
 	{
-		int64		id = list->ids[i].id;
-		bool		is_popped = list->ids[i].is_popped;
-		bool		is_final = list->ids[i].is_final;
+		const NamedId *named = &list->ids[list->next];
 
-		while (i + 1 < list->n && list->ids[i + 1].id == id)
-		{
-			is_popped |= list->ids[++i].is_popped;
-			is_final |= list->ids[i].is_final;
-		}
-
-		if (id < from || id > to || lanes_find(id))
+		if (lanes_find(named->id))
 			continue;
-		if (!outbox_lookup(reader, id))
+		if (outbox_lookup(reader, named->id))
 		{
-			if (is_popped)
-				id_array_add(&carried, id);
+			OutboxRow	row = outbox_row(reader);
+
+			take_in_row(&row, source_of(named));
 		}
-		else if (!is_read)
-			(void) take_in_row(reader, is_final ? ROW_NAMED : ROW_ANNOUNCED);
+		else
+			carry(named);
 	}
 }
 
 /*
- * Read the table from an id on: to its end, or as long as lanes want more.
- * Returns up to where it was read.
+ * Read the table from an id on: to its end, or as long as lanes want more. So those
+ * that are named from there on are read, too.
  */
-static int64
-read_table(OutboxReader *reader, int64 from, bool to_end)
+static void
+read_table(OutboxReader *reader, IdList *list, int64 from, bool to_end)
 {
 	int64		n = 0;
-	int64		read_to = PG_INT64_MAX;
+	bool		is_enough = false;
 
 	lanes_begin_scan();
 	outbox_scan_from(reader, from);
-	while (outbox_next(reader))
+	while (!is_enough && outbox_next(reader))
 	{
-		int64		id = take_in_row(reader, ROW_READ);
+		OutboxRow	row = outbox_row(reader);
+		RowSource	source = ROW_READ;
 
-		if (!to_end && !lanes_wants_more())
-		{
-			read_to = id;
-			break;
-		}
+		while (list->next < list->n && list->ids[list->next].id < row.id)
+			carry(&list->ids[list->next++]);
+		if (list->next < list->n && list->ids[list->next].id == row.id)
+			source = source_of(&list->ids[list->next++]);
+		take_in_row(&row, source);
+
+		is_enough = !to_end && !lanes_wants_more();
 		if (++n % SERVE_EVERY == 0)
 		{
 			bool		renew;
@@ -536,8 +570,7 @@ read_table(OutboxReader *reader, int64 from, bool to_end)
 			(void) answer(&renew);
 		}
 	}
-	lanes_end_scan(read_to == PG_INT64_MAX);
-	return read_to;
+	lanes_end_scan(!is_enough);
 }
 
 static void
@@ -546,7 +579,7 @@ take_in(TimestampTz now)
 	Snapshot	snapshot;
 	OutboxReader *reader;
 	IdList		list = {0};
-	int64		sweep_from = NO_SWEEP;
+	int64		sweep_from = carried_sweep;
 	int64		refill_from;
 	int64		read_from;
 	bool		is_settled = floor_is_settled();
@@ -567,13 +600,17 @@ take_in(TimestampTz now)
 
 	/*
 	 * Some ids are not named. A new snapshot shows all that was popped, and all
-	 * that it shows above the floor is read.
+	 * that it shows above the floor is read. What is named in the meantime is read
+	 * with it, too; if some of that was lost, the next round reads the table again.
 	 */
+	carried_sweep = NO_SWEEP;
 	if (sweep_from != NO_SWEEP)
 	{
 		UnregisterSnapshot(snapshot);
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
-		sweep_from = Min(sweep_from, settled_floor + 1);
+		read_announcements(&list, &sweep_from);
+		pop_committed(&list, &carried_sweep);
+		sweep_from = Min(Min(sweep_from, carried_sweep), settled_floor + 1);
 	}
 
 	reader = outbox_begin(snapshot);
@@ -591,16 +628,11 @@ take_in(TimestampTz now)
 
 	/* All in the order of ids: named ones, the table's, named ones. */
 	read_from = Min(sweep_from, refill_from);
-	qsort(list.ids, list.n, sizeof(NamedId), compare_ids);
-	read_named(reader, &list, 0, read_from - 1, false);
+	sort_ids(&list);
+	read_named(reader, &list, read_from - 1);
 	if (read_from != NO_SWEEP)
-	{
-		int64		read_to = read_table(reader, read_from, sweep_from != NO_SWEEP);
-
-		read_named(reader, &list, read_from, read_to, true);
-		if (read_to != PG_INT64_MAX)
-			read_named(reader, &list, read_to + 1, PG_INT64_MAX, false);
-	}
+		read_table(reader, &list, read_from, sweep_from != NO_SWEEP);
+	read_named(reader, &list, PG_INT64_MAX);
 	outbox_end(reader);
 	if (next_due <= now)
 		take_in_due(snapshot, now);
@@ -833,7 +865,7 @@ may_sleep(bool waiting)
 		db->questions == asked;
 	SpinLockRelease(&db->mutex);
 
-	return idle && carried.n == 0 && asked_before && !ConfigReloadPending;
+	return idle && carried.n == 0 && carried_sweep == NO_SWEEP && asked_before && !ConfigReloadPending;
 }
 
 /*
