@@ -155,6 +155,17 @@ CREATE TABLE taskoutbox.installation_pin (
 COMMENT ON TABLE taskoutbox.installation_pin IS
 'The cluster and database whose tasks these are, written by the first enqueue. A copy of this database finds another one here, and delivers nothing by itself until confirm().';
 
+CREATE TABLE taskoutbox.low_water_mark (
+	id bigint NOT NULL
+) USING heap;
+INSERT INTO taskoutbox.low_water_mark (id) VALUES (1);
+COMMENT ON TABLE taskoutbox.low_water_mark IS
+'No task with a smaller id than the smallest of these is left in the outbox: from there on a starting relay reads it.';
+
+-- Their rows are deleted, and have no key: a publication FOR ALL TABLES must not forbid that.
+ALTER TABLE taskoutbox.installation_pin REPLICA IDENTITY FULL;
+ALTER TABLE taskoutbox.low_water_mark REPLICA IDENTITY FULL;
+
 -- Users' rows belong into dumps, the extension's definition does not.
 SELECT pg_catalog.pg_extension_config_dump('taskoutbox.installation',
 	'WHERE created_at OPERATOR(pg_catalog.=) (SELECT pg_catalog.min(i.created_at) FROM taskoutbox.installation i)');
@@ -807,6 +818,7 @@ REVOKE ALL ON TYPE taskoutbox.ledger FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.controller_status FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.installation FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.installation_pin FROM PUBLIC;
+REVOKE ALL ON TYPE taskoutbox.low_water_mark FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.task_outbox FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.dead_letter FROM PUBLIC;
 REVOKE ALL ON TYPE taskoutbox.deduplication FROM PUBLIC;
@@ -872,5 +884,5 @@ GRANT EXECUTE ON FUNCTION taskoutbox.create_queue, taskoutbox.alter_queue, tasko
 	taskoutbox.cancel, taskoutbox.redrive, taskoutbox.purge, taskoutbox.retry_now, taskoutbox.confirm
 	TO taskoutbox_admin;
 GRANT SELECT ON taskoutbox.queue, taskoutbox.task_outbox, taskoutbox.dead_letter, taskoutbox.deduplication, taskoutbox.controller, taskoutbox.ledger, taskoutbox.installation,
-	taskoutbox.installation_pin TO taskoutbox_admin;
+	taskoutbox.installation_pin, taskoutbox.low_water_mark TO taskoutbox_admin;
 GRANT taskoutbox_producer, taskoutbox_consumer, taskoutbox_monitor TO taskoutbox_admin;

@@ -27,6 +27,7 @@
 #include "check.h"
 #include "deduplication.h"
 #include "lease.h"
+#include "low_water.h"
 #include "outbox.h"
 #include "period.h"
 #include "queue.h"
@@ -342,6 +343,8 @@ taskoutbox_task_outbox_truncated(PG_FUNCTION_ARGS)
 	require_own_trigger(fcinfo);
 	if (shared)
 		lease_end_all_at_commit(outbox_relid());
+	/* It may have set back the sequence. */
+	low_water_lower(1);
 	PG_RETURN_POINTER(NULL);
 }
 
@@ -395,6 +398,7 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 					 errmsg("id is out of range"),
 					 errdetail("It must be between 1 and " INT64_FORMAT ".", TASK_ID_MAX)));
 		announce_direct_id(id);
+		low_water_lower(id);
 	}
 	return PointerGetDatum(tuple);
 }

@@ -251,6 +251,36 @@ outbox_next(OutboxReader *reader)
 	return index_getnext_slot(reader->scan, ForwardScanDirection, reader->slot);
 }
 
+/* What the executor does step by step, since dead rows are passed over in there. */
+bool
+outbox_search_from(OutboxReader *reader, int64 *id, int64 to, int max, bool *found)
+{
+	IndexScanDesc scan = reader->scan;
+	bool		more = false;
+
+	*found = false;
+	scan->xs_want_itup = true;
+	outbox_scan_from(reader, *id);
+	*id = to + 1;
+	while (index_getnext_tid(scan, ForwardScanDirection))
+	{
+		bool		isnull;
+		int64		at = DatumGetInt64(index_getattr(scan->xs_itup, 1, scan->xs_itupdesc, &isnull));
+
+		if (at > to)
+			break;
+		*found = index_fetch_heap(scan, reader->slot);
+		more = !*found && --max == 0;
+		if (*found || more)
+		{
+			*id = at;
+			break;
+		}
+	}
+	scan->xs_want_itup = false;
+	return more;
+}
+
 OutboxReader *
 outbox_begin_due(Snapshot snapshot)
 {

@@ -93,6 +93,13 @@ extern OutboxReader *outbox_begin(Snapshot snapshot);
 extern bool outbox_lookup(OutboxReader *reader, int64 id);
 extern void outbox_scan_from(OutboxReader *reader, int64 from);
 extern bool outbox_next(OutboxReader *reader);
+
+/*
+ * Search the first row from *id to an id on, in so many entries of the index at most.
+ * *id becomes where to search on. Returns whether there is more to search, and in
+ * *found whether a row is there.
+ */
+extern bool outbox_search_from(OutboxReader *reader, int64 *id, int64 to, int max, bool *found);
 extern OutboxRow outbox_row(OutboxReader *reader);
 extern void outbox_end(OutboxReader *reader);
 

@@ -55,6 +55,7 @@
 #include "launcher.h"
 #include "ledger.h"
 #include "lease.h"
+#include "low_water.h"
 #include "outbox.h"
 #include "pool.h"
 #include "queue.h"
@@ -82,7 +83,7 @@ static DatabaseSlot *db;
 static MemoryContext round_context;
 static uint64 settings_generation = 0;
 
-/* Ids that were popped, but not visible yet; and from where some may be that were lost. */
+/* Ids that were popped, but not visible yet; and from where the table is to be read for others. */
 static IdArray carried = {0};
 static int64 carried_sweep = NO_SWEEP;
 
@@ -573,7 +574,8 @@ read_table(OutboxReader *reader, IdList *list, int64 from, bool to_end)
 	lanes_end_scan(!is_enough);
 }
 
-static void
+/* Returns whether there is more to look at. */
+static bool
 take_in(TimestampTz now)
 {
 	Snapshot	snapshot;
@@ -582,6 +584,8 @@ take_in(TimestampTz now)
 	int64		sweep_from = carried_sweep;
 	int64		refill_from;
 	int64		read_from;
+	int64		missed;
+	bool		more;
 	bool		is_settled = floor_is_settled();
 	bool		check_blocked = take_flag(&db->check_blocked);
 	bool		check_delayed = db->check_delayed || db->check_rows;	/* it is settle that takes that one */
@@ -610,7 +614,7 @@ take_in(TimestampTz now)
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		read_announcements(&list, &sweep_from);
 		pop_committed(&list, &carried_sweep);
-		sweep_from = Min(Min(sweep_from, carried_sweep), settled_floor + 1);
+		sweep_from = Min(Min(sweep_from, carried_sweep), is_started ? settled_floor + 1 : low_water_read());
 	}
 
 	reader = outbox_begin(snapshot);
@@ -633,6 +637,8 @@ take_in(TimestampTz now)
 	if (read_from != NO_SWEEP)
 		read_table(reader, &list, read_from, sweep_from != NO_SWEEP);
 	read_named(reader, &list, PG_INT64_MAX);
+	more = low_water_look(reader, settled_floor, now, &missed);
+	carried_sweep = Min(carried_sweep, missed);
 	outbox_end(reader);
 	if (next_due <= now)
 		take_in_due(snapshot, now);
@@ -649,6 +655,7 @@ take_in(TimestampTz now)
 		floor_candidate = 0;
 	}
 	floor_propose(now);
+	return more;
 }
 
 /*
@@ -791,7 +798,8 @@ relay_round(void)
 		has_changed = true;
 	}
 	controllers_want_workers(has_changed);
-	take_in(now);
+	if (take_in(now))
+		next = now;
 	for (int i = 0; backends[i]; i++)
 	{
 		TimestampTz due = backends[i]->settle(db);
