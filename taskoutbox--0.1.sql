@@ -25,6 +25,33 @@ REVOKE ALL ON SCHEMA taskoutbox FROM PUBLIC;
  * Tables
  */
 
+-- The first one: DROP EXTENSION locks in this order, and all others lock this table first.
+CREATE TABLE taskoutbox.task_outbox (
+	id bigint NOT NULL PRIMARY KEY,
+	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	payload jsonb NOT NULL DEFAULT '{}',
+	queue text NOT NULL DEFAULT 'default',
+	group_id text,
+	task_type text NOT NULL,
+	deduplication_id text,
+	headers jsonb,
+	deliver_at timestamp with time zone,
+	redriven_from bigint,
+	receive_count integer,
+	last_error text
+) USING heap;
+CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
+COMMENT ON TABLE taskoutbox.task_outbox IS
+'Tasks that are not done yet: one row each, written by enqueue in the caller''s transaction, gone when the task is done.';
+COMMENT ON COLUMN taskoutbox.task_outbox.receive_count IS
+'How often the message was given out and came back; null: never. Written when it comes back, not when it is given out.';
+
+CREATE SEQUENCE taskoutbox.task_outbox_id_seq AS bigint MAXVALUE 4611686018427387903 CACHE 1
+	OWNED BY taskoutbox.task_outbox.id;
+COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
+'Ids of tasks. CACHE must stay 1: the order of a message group is the order in which ids are drawn.';
+ALTER TABLE taskoutbox.task_outbox ALTER COLUMN id SET DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq');
+
 CREATE TABLE taskoutbox.queue (
 	name text NOT NULL PRIMARY KEY CHECK (pg_catalog.length(name) BETWEEN 1 AND 128),
 	backend text NOT NULL DEFAULT 'embedded' CHECK (backend IN ('embedded', 'sqs')),
@@ -54,31 +81,6 @@ CREATE TABLE taskoutbox.queue (
 );
 COMMENT ON TABLE taskoutbox.queue IS
 'Queues and their settings. The queue named default exists without a row, with the defaults of create_queue.';
-
-CREATE SEQUENCE taskoutbox.task_outbox_id_seq AS bigint MAXVALUE 4611686018427387903 CACHE 1;
-COMMENT ON SEQUENCE taskoutbox.task_outbox_id_seq IS
-'Ids of tasks. CACHE must stay 1: the order of a message group is the order in which ids are drawn.';
-
-CREATE TABLE taskoutbox.task_outbox (
-	id bigint NOT NULL DEFAULT pg_catalog.nextval('taskoutbox.task_outbox_id_seq') PRIMARY KEY,
-	enqueued_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-	payload jsonb NOT NULL DEFAULT '{}',
-	queue text NOT NULL DEFAULT 'default',
-	group_id text,
-	task_type text NOT NULL,
-	deduplication_id text,
-	headers jsonb,
-	deliver_at timestamp with time zone,
-	redriven_from bigint,
-	receive_count integer,
-	last_error text
-) USING heap;
-CREATE INDEX task_outbox_deliver_at_idx ON taskoutbox.task_outbox (deliver_at) WHERE deliver_at IS NOT NULL;
-ALTER SEQUENCE taskoutbox.task_outbox_id_seq OWNED BY taskoutbox.task_outbox.id;
-COMMENT ON TABLE taskoutbox.task_outbox IS
-'Tasks that are not done yet: one row each, written by enqueue in the caller''s transaction, gone when the task is done.';
-COMMENT ON COLUMN taskoutbox.task_outbox.receive_count IS
-'How often the message was given out and came back; null: never. Written when it comes back, not when it is given out.';
 
 CREATE TABLE taskoutbox.dead_letter (
 	id bigint NOT NULL,
