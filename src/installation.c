@@ -22,6 +22,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
 
 #include "outbox.h"
@@ -73,13 +74,13 @@ installation_read_pin(void)
 	return pin;
 }
 
-pg_uuid_t
+InstallationId
 installation_read_id(void)
 {
 	SmallTable	table = small_table_begin("installation");
 	const Datum *values = table.slot->tts_values;
 	TimestampTz oldest = DT_NOEND;
-	pg_uuid_t	uuid = {{0}};
+	InstallationId id = {"00000000-0000-0000-0000-000000000000"};
 
 	while (small_table_next(&table))
 	{
@@ -88,11 +89,11 @@ installation_read_id(void)
 		if (created_at >= oldest)
 			continue;
 		oldest = created_at;
-		uuid = *DatumGetUUIDP(values[INSTALLATION_ID - 1]);
+		strlcpy(id.text, DatumGetCString(DirectFunctionCall1(uuid_out, values[INSTALLATION_ID - 1])), sizeof(id.text));
 	}
 	small_table_end(&table);
 
-	return uuid;
+	return id;
 }
 
 static void
@@ -136,17 +137,14 @@ taskoutbox_confirm(PG_FUNCTION_ARGS)
 }
 
 char *
-installation_task_uid(const pg_uuid_t *uuid, int64 first_id, TimestampTz enqueued_at)
+installation_task_uid(const InstallationId *id, int64 first_id, TimestampTz enqueued_at)
 {
-	char	   *uid = palloc(UUID_LEN * 2 + 4 + 2 * (1 + MAXINT8LEN) + 1);
+	const int	id_len = sizeof(id->text) - 1;
+	char	   *uid = palloc(id_len + 2 * (1 + MAXINT8LEN) + 1);
 	char	   *at = uid;
 
-	for (int i = 0; i < UUID_LEN; i++)
-	{
-		if (i == 4 || i == 6 || i == 8 || i == 10)
-			*at++ = '-';
-		at += hex_encode((const char *) &uuid->data[i], 1, at);
-	}
+	memcpy(at, id->text, id_len);
+	at += id_len;
 	*at++ = ':';
 	at += pg_lltoa(first_id, at);
 	*at++ = ':';

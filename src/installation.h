@@ -9,7 +9,6 @@
 #include "taskoutbox.h"
 
 #include "datatype/timestamp.h"
-#include "utils/uuid.h"
 
 #include "shared.h"
 
@@ -18,12 +17,12 @@ extern void installation_pin(Oid outbox);
 
 /* The pin, and the installation's own id, as they are at this moment. */
 extern InstallationPin installation_read_pin(void);
-extern pg_uuid_t installation_read_id(void);
+extern InstallationId installation_read_id(void);
 
 /*
  * The id that a task keeps over all its retries and redrives:
  * "<uuid>:<first id>:<enqueue time in microseconds>".
  */
-extern char *installation_task_uid(const pg_uuid_t *uuid, int64 first_id, TimestampTz enqueued_at);
+extern char *installation_task_uid(const InstallationId *id, int64 first_id, TimestampTz enqueued_at);
 
 #endif							/* TASKOUTBOX_INSTALLATION_H */

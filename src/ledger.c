@@ -44,15 +44,15 @@ char *
 task_uid(Oid outbox, int64 first_id, TimestampTz enqueued_at)
 {
 	static Oid	known_outbox = InvalidOid;
-	static pg_uuid_t uuid;
+	static InstallationId id;
 
 	if (known_outbox != outbox)
 	{
-		uuid = installation_read_id();
+		id = installation_read_id();
 		if (installation_read_pin() != PIN_NONE)
 			known_outbox = outbox;
 	}
-	return installation_task_uid(&uuid, first_id, enqueued_at);
+	return installation_task_uid(&id, first_id, enqueued_at);
 }
 
 /* Is there such a row, by the first columns of an index? Without a statement. */

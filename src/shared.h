@@ -15,7 +15,6 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "utils/hsearch.h"
-#include "utils/uuid.h"
 
 #include "rate.h"
 
@@ -121,6 +120,12 @@ typedef enum InstallationPin
 	PIN_FOREIGN
 } InstallationPin;
 
+/* Its uuid, as text: all uids of its tasks begin with that. */
+typedef struct InstallationId
+{
+	char		text[37];
+} InstallationId;
+
 typedef enum RelayState
 {
 	RELAY_NONE,					/* free slot */
@@ -163,7 +168,7 @@ typedef struct DatabaseSlot
 	int64		memory_bytes;
 	int64		orphans;		/* rows of queues that do not exist */
 	InstallationPin pin;
-	pg_uuid_t	installation;
+	InstallationId installation;
 
 	/* under the lock of sqs_in_flight.c, where the relay looks then */
 	TimestampTz next_renewal;
