@@ -39,6 +39,13 @@
 #define DELETE_BATCH 100		/* under one lock */
 #define WAIT_MAX (20 * USECS_PER_SEC)	/* as SQS's long poll */
 
+#define ST_SORT sort_receipts
+#define ST_ELEMENT_TYPE Receipt
+#define ST_COMPARE(a, b) (((a)->rank > (b)->rank) - ((a)->rank < (b)->rank))
+#define ST_SCOPE static
+#define ST_DEFINE
+#include "lib/sort_template.h"
+
 /* Messages that were taken, but not returned to the caller yet. */
 typedef struct Taken
 {
@@ -129,6 +136,9 @@ return_messages(Taken *taken, const char *queue, ReturnSetInfo *rsinfo)
 	OutboxReader *reader = outbox_begin_dirty();
 	TupleTableSlot *slot = reader->slot;
 	int			n = 0;
+
+	/* Messages of one group are far from each other in the table, those that came at one time are not. */
+	sort_receipts(taken->receipts, taken->n);
 
 	for (int i = 0; i < taken->n; i++)
 	{

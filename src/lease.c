@@ -249,6 +249,8 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		shared->nleases++;
 		receipts[n].id = offer->id;
 		receipts[n].place = lease->place = offer->place;
+		/* What was redriven can have a larger id than the next one of its group. */
+		receipts[n].rank = n > 0 && offer->is_next ? Max(offer->id, receipts[n - 1].rank + 1) : offer->id;
 		memcpy(receipts[n].secret, secrets[--nsecrets], LEASE_SECRET_BYTES);
 		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
 		lease->since = now;

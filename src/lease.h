@@ -41,6 +41,7 @@ typedef struct Receipt
 	int64		id;
 	uint8		secret[LEASE_SECRET_BYTES];
 	ItemPointerData place;		/* not in the text: where the row was */
+	int64		rank;			/* not in it either: see lease_take */
 } Receipt;
 
 extern text *receipt_to_text(const Receipt *receipt);
@@ -74,7 +75,8 @@ extern void lease_init(void);
 
 /*
  * Take up to max offered messages of a queue, hide them until the given time,
- * and return their number. receipts has room for max. 0 also when the relay is to
+ * and return their number. receipts has room for max; their ranks are ids, or
+ * more where a group would get out of order by that. 0 also when the relay is to
  * offer longer parts of lanes first. Sets *full when the leases of the cluster
  * (taskoutbox.max_in_flight) are used up.
  */
