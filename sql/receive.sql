@@ -6,7 +6,7 @@ SELECT taskoutbox.enqueue('order.archive', '{"order": 1}', headers => '{"tracepa
 SELECT * FROM taskoutbox.receive(wait => '10 s') \gset first_
 \echo :first_id :first_queue :first_task_type :first_payload :first_headers :first_receive_count
 -- The receipt handle is the message's id and 128 random bits.
-SELECT :'first_receipt_handle' ~ '^1-[0-9a-f]{32}$' AS handle;
+SELECT :'first_receipt_handle' ~ '^1-[A-Za-z0-9_-]{22}$' AS handle;
 
 -- While it is in flight nobody else gets it, though its row is still there:
 -- the row is the message, and goes away when the task is done.
@@ -352,30 +352,37 @@ SELECT taskoutbox.delete(NULL::text);
 SELECT taskoutbox.delete('');
 \echo :SQLSTATE
 SELECT taskoutbox.delete('1');
-SELECT taskoutbox.delete('1-0123456789abcdef0123456789abcde');
-SELECT taskoutbox.delete('1-0123456789abcdef0123456789abcdef0');
-SELECT taskoutbox.delete('1-0123456789ABCDEF0123456789ABCDEF');
-SELECT taskoutbox.delete('-1-0123456789abcdef0123456789abcdef');
-SELECT taskoutbox.delete('9999999999999999999-0123456789abcdef0123456789abcdef');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu01');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu019A');
+SELECT taskoutbox.delete('1-Abcdefghi+_Nopqrstu019');
+SELECT taskoutbox.delete('1-Abcdefghi-/Nopqrstu019');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu01=');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu0é');
+SELECT taskoutbox.delete('1_Abcdefghi-_Nopqrstu019');
+-- Each of the two numbers has 64 bits, not 66.
+SELECT taskoutbox.delete('1-Qbcdefghi-_Nopqrstu019');
+SELECT taskoutbox.delete('1-Abcdefghi-__opqrstu019');
+SELECT taskoutbox.delete('-1-Abcdefghi-_Nopqrstu019');
+SELECT taskoutbox.delete('9999999999999999999-Abcdefghi-_Nopqrstu019');
 -- missing_ok is no excuse for a handle that never was one.
 SELECT taskoutbox.delete('1', missing_ok => true);
-SELECT taskoutbox.delete('1-0123456789abcdef0123456789abcdef');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu019');
 \echo :SQLSTATE
 SELECT taskoutbox.delete(ARRAY[NULL]::text[]);
 \echo :SQLSTATE
 SELECT taskoutbox.change_visibility(NULL, '1 s');
-SELECT taskoutbox.change_visibility('1-0123456789abcdef0123456789abcdef', NULL);
+SELECT taskoutbox.change_visibility('1-Abcdefghi-_Nopqrstu019', NULL);
 SELECT taskoutbox.change_visibility('x', '1 s');
 \echo :SQLSTATE
-SELECT taskoutbox.change_visibility('1-0123456789abcdef0123456789abcdef', '-1 s');
-SELECT taskoutbox.change_visibility('1-0123456789abcdef0123456789abcdef', '12 hours 1 us');
+SELECT taskoutbox.change_visibility('1-Abcdefghi-_Nopqrstu019', '-1 s');
+SELECT taskoutbox.change_visibility('1-Abcdefghi-_Nopqrstu019', '12 hours 1 us');
 \echo :SQLSTATE
-SELECT taskoutbox.change_visibility('1-0123456789abcdef0123456789abcdef', '12 hours');
+SELECT taskoutbox.change_visibility('1-Abcdefghi-_Nopqrstu019', '12 hours');
 \echo :SQLSTATE
 
 -- In a read-only transaction one may look, but not delete.
 BEGIN READ ONLY;
-SELECT taskoutbox.delete('1-0123456789abcdef0123456789abcdef');
+SELECT taskoutbox.delete('1-Abcdefghi-_Nopqrstu019');
 \echo :SQLSTATE
 ROLLBACK;
 

@@ -41,7 +41,7 @@ typedef struct PendingLease
 } PendingLease;
 
 /* Random bytes for the next receipt handles; it is cheaper to get many at once. */
-static uint8 secrets[TAKE_MAX][LEASE_SECRET_BYTES];
+static uint64 secrets[TAKE_MAX][LEASE_SECRET_WORDS];
 static int	nsecrets = 0;
 
 static PendingLease *pending = NULL;
@@ -118,33 +118,43 @@ relay_key(DatabaseSlot *db, int64 id)
  * Receipt handles
  */
 
+/* Of base64url: they need no quotes, neither in an array nor in JSON or a URL. */
+static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/* One more than what it stands for; 0: no digit. */
+static const uint8 digit_values[256] = {
+	['A'] = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26,
+	['a'] = 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52,
+	['0'] = 53, 54, 55, 56, 57, 58, 59, 60, 61, 62,
+	['-'] = 63,
+	['_'] = 64
+};
+
+/* Each word of the secret is a number of base 64, whose first digit has 4 bits. */
+#define WORD_DIGITS 11
+#define SECRET_DIGITS (LEASE_SECRET_WORDS * WORD_DIGITS)
+
 text *
 receipt_to_text(const Receipt *receipt)
 {
-	text	   *handle = palloc(VARHDRSZ + MAXINT8LEN + 1 + LEASE_SECRET_BYTES * 2);
+	text	   *handle = palloc(VARHDRSZ + MAXINT8LEN + 1 + SECRET_DIGITS);
 	char	   *at = VARDATA(handle);
 
 	at += pg_lltoa(receipt->id, at);
 	*at++ = '-';
-	at += hex_encode((const char *) receipt->secret, LEASE_SECRET_BYTES, at);
+	for (int i = 0; i < LEASE_SECRET_WORDS; i++)
+	{
+		for (int shift = 6 * (WORD_DIGITS - 1); shift >= 0; shift -= 6)
+			*at++ = digits[receipt->secret[i] >> shift & 63];
+	}
 	SET_VARSIZE(handle, at - (char *) handle);
 	return handle;
-}
-
-static int
-hex_digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	if (c >= 'a' && c <= 'f')
-		return c - 'a' + 10;
-	return -1;
 }
 
 Receipt
 receipt_from_text(const text *handle)
 {
-	const char *at = VARDATA_ANY(handle);
+	const unsigned char *at = (const unsigned char *) VARDATA_ANY(handle);
 	int			len = VARSIZE_ANY_EXHDR(handle);
 	Receipt		receipt = {0};
 	int			i = 0;
@@ -155,14 +165,22 @@ receipt_from_text(const text *handle)
 	while (i < len && i < 19 && at[i] >= '0' && at[i] <= '9')
 		id = id * 10 + (at[i++] - '0');
 	receipt.id = (int64) id;
-	good = i > 0 && id <= PG_INT64_MAX && len - i == 1 + LEASE_SECRET_BYTES * 2 && at[i] == '-';
-	for (int j = 0; good && j < LEASE_SECRET_BYTES; j++)
+	good = i > 0 && id <= PG_INT64_MAX && len - i == 1 + SECRET_DIGITS && at[i++] == '-';
+	for (int word = 0; good && word < LEASE_SECRET_WORDS; word++)
 	{
-		int			high = hex_digit(at[i + 1 + 2 * j]);
-		int			low = hex_digit(at[i + 2 + 2 * j]);
+		uint64		bits = 0;
+		int			all = digit_values[at[i]] - 1;
 
-		good = high >= 0 && low >= 0;
-		receipt.secret[j] = (high << 4) | low;
+		good = all < 16;
+		for (int j = 0; j < WORD_DIGITS; j++)
+		{
+			int			value = digit_values[at[i++]] - 1;
+
+			all |= value;
+			bits = bits << 6 | value;
+		}
+		good &= all >= 0;
+		receipt.secret[word] = bits;
 	}
 	if (!good)
 		ereport(ERROR,
@@ -251,8 +269,8 @@ lease_take(DatabaseSlot *db, Oid outbox, QueueSlot *queue, int max, TimestampTz 
 		receipts[n].place = lease->place = offer->place;
 		/* What was redriven can have a larger id than the next one of its group. */
 		receipts[n].rank = n > 0 && offer->is_next ? Max(offer->id, receipts[n - 1].rank + 1) : offer->id;
-		memcpy(receipts[n].secret, secrets[--nsecrets], LEASE_SECRET_BYTES);
-		memcpy(lease->secret, receipts[n].secret, LEASE_SECRET_BYTES);
+		memcpy(receipts[n].secret, secrets[--nsecrets], sizeof(lease->secret));
+		memcpy(lease->secret, receipts[n].secret, sizeof(lease->secret));
 		lease->since = now;
 		lease->until = until;
 		lease->holder = MyProcPid;
@@ -319,7 +337,7 @@ lease_of_receipt(Oid outbox, const Receipt *receipt, TimestampTz now, Lease **le
 {
 	*lease = lease_find(own_key(outbox, receipt->id));
 	if (*lease == NULL || (*lease)->is_relays ||
-		memcmp((*lease)->secret, receipt->secret, LEASE_SECRET_BYTES) != 0 ||
+		memcmp((*lease)->secret, receipt->secret, sizeof(receipt->secret)) != 0 ||
 		(*lease)->until <= now)
 		return LEASE_STALE;
 	if ((*lease)->deleter != 0)
@@ -409,7 +427,7 @@ lease_retry(Oid outbox, const Lease *seen)
 	LWLockAcquire(shared->lease_lock, LW_EXCLUSIVE);
 	lease = lease_find(seen->key);
 	result = lease && lease->has_failed && lease->deleter == 0 &&
-		memcmp(lease->secret, seen->secret, LEASE_SECRET_BYTES) == 0;
+		memcmp(lease->secret, seen->secret, sizeof(seen->secret)) == 0;
 	if (result)
 	{
 		lease->until = GetCurrentTimestamp();

@@ -8,7 +8,7 @@
 #include "taskoutbox.h"
 #include "shared.h"
 
-#define LEASE_SECRET_BYTES 16
+#define LEASE_SECRET_WORDS 2	/* 128 bits */
 
 /*
  * The table is part of the key: ids start anew when the extension is dropped and
@@ -24,7 +24,7 @@ typedef struct LeaseKey
 typedef struct Lease
 {
 	LeaseKey	key;
-	uint8		secret[LEASE_SECRET_BYTES];
+	uint64		secret[LEASE_SECRET_WORDS];
 	ItemPointerData place;		/* where the row was */
 	TimestampTz since;
 	TimestampTz until;			/* wall clock */
@@ -35,11 +35,11 @@ typedef struct Lease
 	uint64		queue;			/* queue_key() */
 } Lease;
 
-/* What a receipt handle says: "<id>-<32 hexadecimal digits>". */
+/* What a receipt handle says: "<id>-<secret in 22 characters>". */
 typedef struct Receipt
 {
 	int64		id;
-	uint8		secret[LEASE_SECRET_BYTES];
+	uint64		secret[LEASE_SECRET_WORDS];
 	ItemPointerData place;		/* not in the text: where the row was */
 	int64		rank;			/* not in it either: see lease_take */
 } Receipt;
