@@ -53,7 +53,8 @@ lease_key_hash(const void *key, Size keysize)
 {
 	const LeaseKey *lease_key = key;
 
-	return murmurhash32((uint32) lease_key->id ^ murmurhash32(lease_key->dboid + lease_key->outbox));
+	/* Neighbours are taken together, and stand side by side: what mixes the bits misses the CPU's caches. */
+	return (uint32) lease_key->id + murmurhash32(lease_key->dboid + lease_key->outbox);
 }
 
 static Lease *
