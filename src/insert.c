@@ -6,9 +6,10 @@
  * them each time (what the catalogs say about the table and its indexes, compiled
  * predicates, memory) is made once for a table, and thrown away when the relcache
  * says that something about the table has changed. Locks are taken, and table and
- * indexes opened, by the first row; they are closed when the transaction ends, when
- * a savepoint is rolled back, and before any utility statement, which may be about
- * to alter or drop them, and would find them in use. So none of this shows.
+ * indexes opened, by the first row that goes there, so that a partial index costs
+ * nothing while no row does; they are closed when the transaction ends, when a
+ * savepoint is rolled back, and before any utility statement, which may be about to
+ * alter or drop them, and would find them in use. So none of this shows.
  *
  * A row that has only nulls after its eighth column is stored without those, as if
  * they had been added later, since its header is eight bytes shorter then.
@@ -73,8 +74,31 @@ open_target(InsertTarget *target)
 
 	CurrentResourceOwner = owner;
 	info->ri_RelationDesc = table_open(target->relid, NoLock);
-	for (int i = 0; i < info->ri_NumIndices; i++)
-		info->ri_IndexRelationDescs[i] = index_open(target->indexes[i], NoLock);
+	CurrentResourceOwner = old;
+}
+
+/* Does the row in the slot go into an index? */
+static bool
+takes_row(InsertTarget *target, IndexInfo *index)
+{
+	ExprContext *context = GetPerTupleExprContext(target->estate);
+
+	if (index->ii_Predicate == NIL)
+		return true;
+	if (index->ii_PredicateState == NULL)
+		index->ii_PredicateState = ExecPrepareQual(index->ii_Predicate, target->estate);
+	context->ecxt_scantuple = target->slot;
+	return ExecQual(index->ii_PredicateState, context);
+}
+
+static void
+open_index(InsertTarget *target, int i)
+{
+	ResourceOwner old = CurrentResourceOwner;
+
+	LockRelationOid(target->indexes[i], RowExclusiveLock);
+	CurrentResourceOwner = owner;
+	target->info->ri_IndexRelationDescs[i] = index_open(target->indexes[i], NoLock);
 	CurrentResourceOwner = old;
 }
 
@@ -115,7 +139,7 @@ first_columns(TupleDesc from, int n)
 	return desc;
 }
 
-/* The table is locked. Locks the indexes, too. */
+/* The table is locked. */
 static void
 set_up(InsertTarget *target)
 {
@@ -166,12 +190,7 @@ insert_lock(InsertTarget *target)
 	if (!target->is_valid)
 		target->relid = outbox_sibling_relid(target->table);
 	LockRelationOid(target->relid, RowExclusiveLock);
-	if (target->is_valid)
-	{
-		for (int i = 0; i < target->info->ri_NumIndices; i++)
-			LockRelationOid(target->indexes[i], RowExclusiveLock);
-	}
-	else
+	if (!target->is_valid)
 	{
 		/* Only with the lock is what we find out what it stays. */
 		target->relid = outbox_sibling_relid(target->table);
@@ -194,13 +213,6 @@ begin_row(InsertTarget *target, const Datum *values, const bool *nulls)
 	(void) insert_lock(target);
 	info = target->info;
 	slot = target->slot;
-	/* What an access method keeps from row to row is for one statement. */
-	for (int i = 0; i < info->ri_NumIndices; i++)
-	{
-		info->ri_IndexRelationInfo[i]->ii_AmCache = NULL;
-		info->ri_IndexRelationInfo[i]->ii_Context = GetPerTupleMemoryContext(target->estate);
-	}
-
 	memcpy(slot->tts_values, values, n * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, n * sizeof(bool));
 	while (n > SHORT_ROW && nulls[n - 1])
@@ -209,6 +221,18 @@ begin_row(InsertTarget *target, const Datum *values, const bool *nulls)
 	row->t_tableOid = target->relid;
 	ExecClearTuple(slot);
 	ExecStoreVirtualTuple(slot);
+
+	/* The executor passes over indexes that are not open. */
+	for (int i = 0; i < info->ri_NumIndices; i++)
+	{
+		IndexInfo  *index = info->ri_IndexRelationInfo[i];
+
+		if (info->ri_IndexRelationDescs[i] == NULL && takes_row(target, index))
+			open_index(target, i);
+		/* What an access method keeps from row to row is for one statement. */
+		index->ii_AmCache = NULL;
+		index->ii_Context = GetPerTupleMemoryContext(target->estate);
+	}
 	return row;
 }
 
@@ -229,7 +253,10 @@ end_row(InsertTarget *target, HeapTuple row)
 	ResultRelInfo *info = target->info;
 
 	for (int i = 0; i < info->ri_NumIndices; i++)
-		compat_index_insert_cleanup(info->ri_IndexRelationDescs[i], info->ri_IndexRelationInfo[i]);
+	{
+		if (info->ri_IndexRelationDescs[i])
+			compat_index_insert_cleanup(info->ri_IndexRelationDescs[i], info->ri_IndexRelationInfo[i]);
+	}
 	ResetPerTupleExprContext(target->estate);
 	heap_freetuple(row);
 }
