@@ -20,6 +20,10 @@
 
 #define NAME_CHARACTERS 128		/* task_type, queue */
 #define HEADERS_MAX 7			/* of SQS's 10 attributes 3 are ours */
+#define RESERVED_LENGTH (sizeof(RESERVED_PREFIX) - 1)
+
+/* A number in text: sign, digits before and after the point (numeric's limits). */
+#define NUMBER_BYTES (1 + 131072 + 1 + 16383)
 
 /* What our own three attributes take: names, types, values but the task type. */
 #define OWN_ATTRIBUTE_BYTES (9 + 6 + 8 + 6 + 73 + 11 + 6 + 27)
@@ -40,17 +44,21 @@ check_not_null(const char *argument, FunctionCallInfo fcinfo, int n)
 		missing(argument, "null");
 }
 
-/* The text in UTF-8, as it is sent; the same pointer when it is that already. */
+/* Text in UTF-8, as it is sent; the same pointer when it is that already. Sets the length. */
 static const char *
-to_utf8(const char *string)
+to_utf8(const char *string, int *length)
 {
-	return pg_server_to_any(string, strlen(string), PG_UTF8);
+	const char *utf8 = pg_server_to_any(string, *length, PG_UTF8);
+
+	if (utf8 != string)
+		*length = strlen(utf8);
+	return utf8;
 }
 
 static void
-check_characters(const char *argument, const char *utf8)
+check_characters(const char *argument, const char *utf8, int length)
 {
-	long		bad = first_bad_character(utf8, strlen(utf8));
+	long		bad = first_bad_character(utf8, length);
 
 	if (bad >= 0)
 		ereport(ERROR,
@@ -62,46 +70,51 @@ check_characters(const char *argument, const char *utf8)
 }
 
 void
-check_name_text(const char *argument, const char *name)
+check_name_text(const char *argument, const text *name)
 {
-	int			length = strlen(name);
+	const char *string = VARDATA_ANY(name);
+	int			length = VARSIZE_ANY_EXHDR(name);
+	int			characters;
 
 	/* Nearly all names are short and plain. */
-	if (length > 0 && length <= NAME_CHARACTERS && first_bad_id_byte(name, length) < 0)
+	if (length > 0 && length <= NAME_CHARACTERS && first_bad_id_byte(string, length) < 0)
 		return;
 
-	length = pg_mbstrlen(name);
-	if (length == 0)
+	characters = pg_mbstrlen_with_len(string, length);
+	if (characters == 0)
 		missing(argument, "empty");
-	if (length > NAME_CHARACTERS)
+	if (characters > NAME_CHARACTERS)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_TOO_LONG),
 				 errmsg("%s is too long", argument),
-				 errdetail("It has %d characters; the limit is %d.", length, NAME_CHARACTERS),
+				 errdetail("It has %d characters; the limit is %d.", characters, NAME_CHARACTERS),
 				 errhint("Use a shorter name, and put what varies into the payload.")));
-	check_characters(argument, to_utf8(name));
+	string = to_utf8(string, &length);
+	check_characters(argument, string, length);
+}
+
+text *
+check_name_argument(const char *argument, FunctionCallInfo fcinfo, int n)
+{
+	text	   *name;
+
+	check_not_null(argument, fcinfo, n);
+	name = PG_GETARG_TEXT_PP(n);
+	check_name_text(argument, name);
+	return name;
 }
 
 char *
 check_name(const char *argument, FunctionCallInfo fcinfo, int n)
 {
-	char	   *name;
-
-	check_not_null(argument, fcinfo, n);
-	name = text_to_cstring(PG_GETARG_TEXT_PP(n));
-	check_name_text(argument, name);
-	return name;
+	return text_to_cstring(check_name_argument(argument, fcinfo, n));
 }
 
 static void
-check_id(const char *argument, const char *id)
+check_id(const char *argument, const char *id, int length)
 {
-	int			length;
 	long		bad;
 
-	if (id == NULL)
-		return;
-	length = strlen(id);
 	if (length == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_MISSING),
@@ -121,12 +134,7 @@ check_id(const char *argument, const char *id)
 				 errmsg("%s is too long", argument),
 				 errdetail("It has %d characters; the limit is %d.", length, ID_CHARACTERS),
 				 errhint("Hash long ids, for example with md5().")));
-}
-
-static void
-check_not_reserved(const char *argument, const char *id)
-{
-	if (strncmp(id, RESERVED_PREFIX, strlen(RESERVED_PREFIX)) == 0)
+	if (length >= RESERVED_LENGTH && memcmp(id, RESERVED_PREFIX, RESERVED_LENGTH) == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_RESERVED),
 				 errmsg("%s must not start with \"%s\"", argument, RESERVED_PREFIX),
@@ -136,8 +144,7 @@ check_not_reserved(const char *argument, const char *id)
 void
 check_deduplication_id(const char *argument, const char *id)
 {
-	check_id(argument, id);
-	check_not_reserved(argument, id);
+	check_id(argument, id, strlen(id));
 }
 
 bool
@@ -181,18 +188,20 @@ check_headers(Jsonb *headers)
 	while ((token = JsonbIteratorNext(&it, &value, true)) != WJB_DONE)
 	{
 		const char *utf8;
+		int			length;
 
 		if (token != WJB_KEY && token != WJB_VALUE)
 			continue;
 		if (token == WJB_VALUE && value.type != jbvString)
 			bad_headers("A value is not a string.");
 
-		utf8 = to_utf8(pnstrdup(value.val.string.val, value.val.string.len));
+		length = value.val.string.len;
+		utf8 = to_utf8(pnstrdup(value.val.string.val, length), &length);
 		if (token == WJB_KEY)
 		{
 			if (++n > HEADERS_MAX)
 				bad_headers("It has more attributes.");
-			if (!is_attribute_name(utf8, strlen(utf8)))
+			if (!is_attribute_name(utf8, length))
 				bad_headers("A name is not one of 1 to 256 letters, digits, underscores, hyphens and single dots, or starts with \"AWS.\" or \"Amazon.\".");
 			if (strcmp(utf8, "task_type") == 0 || strcmp(utf8, "task_uid") == 0 ||
 				strcmp(utf8, "enqueued_at") == 0)
@@ -203,9 +212,9 @@ check_headers(Jsonb *headers)
 		{
 			if (*utf8 == '\0')
 				bad_headers("A value is empty.");
-			check_characters("headers", utf8);
+			check_characters("headers", utf8, length);
 		}
-		bytes += strlen(utf8);
+		bytes += length;
 	}
 	return bytes;
 }
@@ -213,10 +222,11 @@ check_headers(Jsonb *headers)
 /*
  * At most so many bytes does a container take as text. Nothing but a number can
  * become more than 6 times as long as it is in binary (\u001f for a byte; what
- * stands around a value takes less than its entry), and numbers are printed.
+ * stands around a value takes less than its entry). Numbers are printed, or taken
+ * for as long as one can be.
  */
 static int64
-most_bytes(JsonbContainer *container, int64 size)
+most_bytes(JsonbContainer *container, int64 size, bool print_numbers)
 {
 	int			n = JsonContainerSize(container) * (JsonContainerIsObject(container) ? 2 : 1);
 	char	   *base = (char *) &container->children[n];
@@ -229,10 +239,12 @@ most_bytes(JsonbContainer *container, int64 size)
 		JEntry		entry = container->children[i];
 		char	   *value = base + INTALIGN(offset);
 
-		if (JBE_ISNUMERIC(entry))
+		if (JBE_ISNUMERIC(entry) && !print_numbers)
+			bytes += NUMBER_BYTES;
+		else if (JBE_ISNUMERIC(entry))
 			bytes += strlen(DatumGetCString(DirectFunctionCall1(numeric_out, PointerGetDatum(value))));
 		else if (JBE_ISCONTAINER(entry))
-			bytes += most_bytes((JsonbContainer *) value, 0);
+			bytes += most_bytes((JsonbContainer *) value, 0, print_numbers);
 		JBE_ADVANCE_OFFSET(offset, entry);
 	}
 	return bytes;
@@ -248,33 +260,38 @@ is_surely_good(Jsonb *payload, int64 limit)
 	/* U+FFFE and U+FFFF begin with this byte; control characters are printed as escapes. */
 	return 6 * (int64) VARSIZE(payload) <= limit && GetDatabaseEncoding() == PG_UTF8 &&
 		memchr(payload, 0xEF, VARSIZE(payload)) == NULL &&
-		most_bytes(&payload->root, VARSIZE(payload)) <= limit;
+		/* Printing is what takes time; one number, or on a larger limit a few, need none. */
+		(most_bytes(&payload->root, VARSIZE(payload), false) <= limit ||
+		 most_bytes(&payload->root, VARSIZE(payload), true) <= limit);
 }
 
 void
-check_task(const char *task_type, const char *queue, Jsonb *payload,
-		   const char *group_id, const char *deduplication_id, Jsonb *headers)
+check_task(const text *task_type, const text *queue, Jsonb *payload,
+		   const text *group_id, const text *deduplication_id, Jsonb *headers)
 {
 	const char *body;
+	int			length = VARSIZE_ANY_EXHDR(task_type);
 	int64		bytes;
-	int64		limit = queue_slot_message_limit(MyDatabaseId, queue_key(queue, strlen(queue)));
+	int64		limit = queue_slot_message_limit(MyDatabaseId, queue_key(VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue)));
 	bool		is_sqs_limit = limit > 0 && limit < taskoutbox_max_message_bytes;
 
 	if (!is_sqs_limit)
 		limit = taskoutbox_max_message_bytes;
 
-	check_id("group_id", group_id);
 	if (group_id)
-		check_not_reserved("group_id", group_id);
+		check_id("group_id", VARDATA_ANY(group_id), VARSIZE_ANY_EXHDR(group_id));
 	if (deduplication_id)
-		check_deduplication_id("deduplication_id", deduplication_id);
+		check_id("deduplication_id", VARDATA_ANY(deduplication_id), VARSIZE_ANY_EXHDR(deduplication_id));
 
-	bytes = OWN_ATTRIBUTE_BYTES + strlen(to_utf8(task_type)) + check_headers(headers);
+	(void) to_utf8(VARDATA_ANY(task_type), &length);
+	bytes = OWN_ATTRIBUTE_BYTES + length + check_headers(headers);
 	if (is_surely_good(payload, limit - bytes))
 		return;
 
-	body = to_utf8(JsonbToCString(NULL, &payload->root, VARSIZE(payload)));
-	bytes += strlen(body);
+	body = JsonbToCString(NULL, &payload->root, VARSIZE(payload));
+	length = strlen(body);
+	body = to_utf8(body, &length);
+	bytes += length;
 	if (bytes > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_TASKOUTBOX_TOO_LARGE),
@@ -283,5 +300,5 @@ check_task(const char *task_type, const char *queue, Jsonb *payload,
 						   bytes, limit, is_sqs_limit ? "MaximumMessageSize of the queue in SQS" :
 						   "taskoutbox.max_message_bytes"),
 				 errhint("Keep large data elsewhere, for example in object storage, and send its key.")));
-	check_characters("payload", body);
+	check_characters("payload", body, length);
 }

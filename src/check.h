@@ -23,9 +23,10 @@
 extern void check_not_null(const char *argument, FunctionCallInfo fcinfo, int n);
 
 /* Not empty (TO001), at most 128 characters (TO002), allowed ones (TO003) */
-extern void check_name_text(const char *argument, const char *name);
+extern void check_name_text(const char *argument, const text *name);
 
 /* The same, and not null (TO001) */
+extern text *check_name_argument(const char *argument, FunctionCallInfo fcinfo, int n);
 extern char *check_name(const char *argument, FunctionCallInfo fcinfo, int n);
 
 /*
@@ -38,8 +39,8 @@ extern void check_deduplication_id(const char *argument, const char *id);
  * The checks of one task whose names are checked, as enqueue and the trigger make
  * them. Optional texts can be NULL; headers, too.
  */
-extern void check_task(const char *task_type, const char *queue, Jsonb *payload,
-					   const char *group_id, const char *deduplication_id, Jsonb *headers);
+extern void check_task(const text *task_type, const text *queue, Jsonb *payload,
+					   const text *group_id, const text *deduplication_id, Jsonb *headers);
 
 /* Check hook of a setting that becomes part of an id; can be empty. */
 extern bool check_id_setting(char **value, void **extra, GucSource source);

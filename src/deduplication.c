@@ -42,23 +42,26 @@ static ExecutorRun_hook_type prev_ExecutorRun = NULL;
 static ExecutorFinish_hook_type prev_ExecutorFinish = NULL;
 static ProcessUtility_hook_type prev_ProcessUtility = NULL;
 
-char *
-deduplication_scoped(const char *id)
+text *
+deduplication_scoped(text *id)
 {
-	char	   *scoped = psprintf("%s%s", taskoutbox_deduplication_scope, id);
+	char	   *scoped;
 
+	if (*taskoutbox_deduplication_scope == '\0')
+		return id;
+	scoped = psprintf("%s%s", taskoutbox_deduplication_scope, text_to_cstring(id));
 	check_deduplication_id("deduplication_id with taskoutbox.deduplication_scope before it", scoped);
-	return scoped;
+	return cstring_to_text(scoped);
 }
 
 int64
-deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampTz expires_at)
+deduplication_enter(const text *queue, const text *id, int64 task_id, TimestampTz expires_at)
 {
 	static SPIPlanPtr insert = NULL;
 	static SPIPlanPtr take_over = NULL;
 	static SPIPlanPtr find = NULL;
 	static const Oid types[] = {TEXTOID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-	Datum		values[] = {CStringGetTextDatum(queue), CStringGetTextDatum(id),
+	Datum		values[] = {PointerGetDatum(queue), PointerGetDatum(id),
 		Int64GetDatum(task_id), TimestampTzGetDatum(expires_at),
 		TimestampTzGetDatum(GetCurrentTimestamp())
 	};
@@ -89,11 +92,11 @@ deduplication_enter(const char *queue, const char *id, int64 task_id, TimestampT
 						   "WHERE queue OPERATOR(pg_catalog.=) $1 AND deduplication_id OPERATOR(pg_catalog.=) $2",
 						   2, types, values, NULL, false, &first) > 0)
 		{
-			queue_slot_count_duplicate(MyDatabaseId, queue_key(queue, strlen(queue)));
+			queue_slot_count_duplicate(MyDatabaseId, queue_key(VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue)));
 			if (nduplicates++ == 0)
 			{
 				first_task = first;
-				strlcpy(first_id, id, sizeof(first_id));
+				text_to_cstring_buffer(id, first_id, sizeof(first_id));
 			}
 			return first;
 		}

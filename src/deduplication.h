@@ -13,14 +13,14 @@
 extern void deduplication_init(void);
 
 /* The caller's id with taskoutbox.deduplication_scope before it; errors TO002, TO008. */
-extern char *deduplication_scoped(const char *id);
+extern text *deduplication_scoped(text *id);
 
 /*
  * Enter a task under its (scoped) id, until the given time. Returns 0 when it is
  * the first one, or the id of the task that is. Waits for a transaction that
  * enters the same id; above READ COMMITTED that can end in error 40001.
  */
-extern int64 deduplication_enter(const char *queue, const char *id, int64 task_id,
+extern int64 deduplication_enter(const text *queue, const text *id, int64 task_id,
 								 TimestampTz expires_at);
 
 /*

@@ -70,20 +70,21 @@ enum
 /* For an error in the log of a schedule: which task it was. */
 typedef struct TaskName
 {
-	const char *task_type;
-	const char *deduplication_id;	/* or NULL */
+	const text *task_type;
+	const text *deduplication_id;	/* or NULL */
 } TaskName;
 
 static void
 name_task(void *arg)
 {
 	const TaskName *name = arg;
+	char	   *task_type = text_to_cstring(name->task_type);
 
 	if (name->deduplication_id)
 		errcontext("enqueue of a task of type \"%s\" with deduplication_id \"%.*s\"",
-				   name->task_type, ID_CHARACTERS, name->deduplication_id);
+				   task_type, ID_CHARACTERS, text_to_cstring(name->deduplication_id));
 	else
-		errcontext("enqueue of a task of type \"%s\"", name->task_type);
+		errcontext("enqueue of a task of type \"%s\"", task_type);
 }
 
 /* A row waits for ever without a relay, so say it, once per transaction. */
@@ -171,19 +172,60 @@ check_not_full(const QueueSettings *settings)
 					 TASKOUTBOX_SCHEMA)));
 }
 
-static char *
+static text *
 optional_text(FunctionCallInfo fcinfo, int n)
 {
-	return PG_ARGISNULL(n) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(n));
+	return PG_ARGISNULL(n) ? NULL : PG_GETARG_TEXT_PP(n);
+}
+
+/* A value of the type enqueued, as a row has it. */
+typedef struct Enqueued
+{
+	int64		id;
+	bool		duplicate;
+} Enqueued;
+
+/*
+ * The result. Values differ in nothing but these two, so one is made and copied: to
+ * find out about the type takes longer than all else here.
+ */
+static Datum
+enqueued(FunctionCallInfo fcinfo, int64 id, bool duplicate)
+{
+	static HeapTuple made = NULL;
+	static Oid	made_for;		/* another one when the extension was created anew */
+	HeapTupleHeader result;
+	Enqueued   *content;
+
+	if (made == NULL || made_for != fcinfo->flinfo->fn_oid)
+	{
+		TupleDesc	desc = lookup_rowtype_tupdesc(get_func_rettype(fcinfo->flinfo->fn_oid), -1);
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+		Datum		values[2] = {0};
+		bool		nulls[2] = {false};
+
+		if (made)
+			heap_freetuple(made);
+		made = heap_form_tuple(desc, values, nulls);
+		made_for = fcinfo->flinfo->fn_oid;
+		MemoryContextSwitchTo(old);
+		ReleaseTupleDesc(desc);
+	}
+	result = palloc(made->t_len);
+	memcpy(result, made->t_data, made->t_len);
+	content = (Enqueued *) ((char *) result + result->t_hoff);
+	content->id = id;
+	content->duplicate = duplicate;
+	PG_RETURN_HEAPTUPLEHEADER(result);
 }
 
 Datum
 taskoutbox_enqueue(PG_FUNCTION_ARGS)
 {
-	TupleDesc	result_desc = fcinfo->flinfo->fn_extra;
-	char	   *task_type = check_name("task_type", fcinfo, ARG_TASK_TYPE);
-	char	   *queue = check_name("queue", fcinfo, ARG_QUEUE);
-	char	   *deduplication_id = optional_text(fcinfo, ARG_DEDUPLICATION_ID);
+	text	   *task_type = check_name_argument("task_type", fcinfo, ARG_TASK_TYPE);
+	text	   *queue = check_name_argument("queue", fcinfo, ARG_QUEUE);
+	text	   *group_id = optional_text(fcinfo, ARG_GROUP_ID);
+	text	   *deduplication_id = optional_text(fcinfo, ARG_DEDUPLICATION_ID);
 	const QueueSettings *settings;
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz deliver_at;
@@ -192,8 +234,6 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	int64		first = 0;
 	Datum		values[OUTBOX_COLUMNS] = {0};
 	bool		nulls[OUTBOX_COLUMNS];
-	Datum		result[2];
-	bool		result_nulls[2] = {false, false};
 	TaskName	name = {task_type, deduplication_id};
 	ErrorContextCallback context = {.previous = error_context_stack, .callback = name_task, .arg = &name};
 
@@ -202,15 +242,14 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	PreventCommandIfParallelMode("taskoutbox.enqueue()");
 
 	check_not_null("payload", fcinfo, ARG_PAYLOAD);
-	check_task(task_type, queue, PG_GETARG_JSONB_P(ARG_PAYLOAD),
-			   optional_text(fcinfo, ARG_GROUP_ID), deduplication_id,
+	check_task(task_type, queue, PG_GETARG_JSONB_P(ARG_PAYLOAD), group_id, deduplication_id,
 			   PG_ARGISNULL(ARG_HEADERS) ? NULL : PG_GETARG_JSONB_P(ARG_HEADERS));
 	deliver_at = deliver_at_argument(fcinfo, now);
 	warn_not_preloaded();
 
 	/* With the lock that comes with the id, the queue cannot be dropped. */
 	id = outbox_draw_id();
-	settings = queue_settings(queue);
+	settings = queue_settings_of(queue);
 	queue_check_producer(settings, GetUserId());
 	window = window_argument(fcinfo, settings);
 	if (deduplication_id)
@@ -225,13 +264,13 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 	PUT(OUTBOX_ENQUEUED_AT, TimestampTzGetDatum(now));
 	if (deliver_at != DT_NOBEGIN)
 		PUT(OUTBOX_DELIVER_AT, TimestampTzGetDatum(deliver_at));
-	PUT(OUTBOX_QUEUE, PG_GETARG_DATUM(ARG_QUEUE));
-	PUT(OUTBOX_TASK_TYPE, PG_GETARG_DATUM(ARG_TASK_TYPE));
+	PUT(OUTBOX_QUEUE, PointerGetDatum(queue));
+	PUT(OUTBOX_TASK_TYPE, PointerGetDatum(task_type));
 	PUT(OUTBOX_PAYLOAD, PG_GETARG_DATUM(ARG_PAYLOAD));
-	if (!PG_ARGISNULL(ARG_GROUP_ID))
-		PUT(OUTBOX_GROUP_ID, PG_GETARG_DATUM(ARG_GROUP_ID));
+	if (group_id)
+		PUT(OUTBOX_GROUP_ID, PointerGetDatum(group_id));
 	if (deduplication_id)
-		PUT(OUTBOX_DEDUPLICATION_ID, CStringGetTextDatum(deduplication_id));
+		PUT(OUTBOX_DEDUPLICATION_ID, PointerGetDatum(deduplication_id));
 	if (!PG_ARGISNULL(ARG_HEADERS))
 		PUT(OUTBOX_HEADERS, PG_GETARG_DATUM(ARG_HEADERS));
 #undef PUT
@@ -241,18 +280,8 @@ taskoutbox_enqueue(PG_FUNCTION_ARGS)
 		outbox_insert(values, nulls);
 	}
 
-	if (result_desc == NULL)
-	{
-		MemoryContext old = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
-
-		result_desc = BlessTupleDesc(lookup_rowtype_tupdesc_copy(get_func_rettype(fcinfo->flinfo->fn_oid), -1));
-		fcinfo->flinfo->fn_extra = result_desc;
-		MemoryContextSwitchTo(old);
-	}
 	error_context_stack = context.previous;
-	result[0] = Int64GetDatum(first == 0 ? id : first);
-	result[1] = BoolGetDatum(first != 0);
-	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(result_desc, result, result_nulls)));
+	return enqueued(fcinfo, first == 0 ? id : first, first != 0);
 }
 
 /* The longest of the queue's window and of what lets nobody run a period twice. */
@@ -291,11 +320,11 @@ Datum
 taskoutbox_enqueue_period(PG_FUNCTION_ARGS)
 {
 	LOCAL_FCINFO(enqueue, ENQUEUE_ARGS);
-	char	   *task_type = check_name("task_type", fcinfo, PERIOD_ARG_TASK_TYPE);
-	char	   *queue = check_name("queue", fcinfo, PERIOD_ARG_QUEUE);
+	text	   *task_type = check_name_argument("task_type", fcinfo, PERIOD_ARG_TASK_TYPE);
+	text	   *queue = check_name_argument("queue", fcinfo, PERIOD_ARG_QUEUE);
 	PeriodRule	rule = period_rule_argument(fcinfo, PERIOD_ARG_PERIOD, PERIOD_ARG_TIMEZONE);
 	Period		period = period_at(&rule, period_time_argument("at", fcinfo, PERIOD_ARG_AT));
-	char	   *id = period_checked_id("task_type", task_type, &period);
+	text	   *id = cstring_to_text(period_checked_id("task_type", text_to_cstring(task_type), &period));
 	TimestampTz now = GetCurrentTimestamp();
 	TaskName	name = {task_type, id};
 	ErrorContextCallback context = {.previous = error_context_stack, .callback = name_task, .arg = &name};
@@ -317,10 +346,10 @@ taskoutbox_enqueue_period(PG_FUNCTION_ARGS)
 	enqueue->args[ARG_PAYLOAD] = fcinfo->args[PERIOD_ARG_PAYLOAD];
 	enqueue->args[ARG_GROUP_ID] = fcinfo->args[PERIOD_ARG_GROUP_ID];
 	enqueue->args[ARG_QUEUE] = fcinfo->args[PERIOD_ARG_QUEUE];
-	PASS(ARG_DEDUPLICATION_ID, CStringGetTextDatum(id));
+	PASS(ARG_DEDUPLICATION_ID, PointerGetDatum(id));
 	PASS(ARG_HEADERS, JsonbPGetDatum(period_headers(&rule, &period)));
 	PASS(ARG_DEDUPLICATION_WINDOW,
-		 IntervalPGetDatum(period_window(&period, now, queue_settings(queue)->deduplication_window)));
+		 IntervalPGetDatum(period_window(&period, now, queue_settings_of(queue)->deduplication_window)));
 #undef PASS
 	error_context_stack = context.previous;
 	return taskoutbox_enqueue(enqueue);
@@ -366,7 +395,7 @@ taskoutbox_task_outbox_check(PG_FUNCTION_ARGS)
 	values = palloc(desc->natts * sizeof(Datum));
 	nulls = palloc(desc->natts * sizeof(bool));
 	heap_deform_tuple(tuple, desc, values, nulls);
-#define TEXT(column) (nulls[(column) - 1] ? NULL : TextDatumGetCString(values[(column) - 1]))
+#define TEXT(column) (nulls[(column) - 1] ? NULL : DatumGetTextPP(values[(column) - 1]))
 	/* Nulls where none may be are left to the table's own constraints. */
 	if (!nulls[OUTBOX_TASK_TYPE - 1] && !nulls[OUTBOX_QUEUE - 1] && !nulls[OUTBOX_PAYLOAD - 1])
 	{

@@ -228,7 +228,8 @@ cache_add(const char *name)
 
 	memset(queue, 0, sizeof(QueueSettings));
 	queue->name = MemoryContextStrdup(cache_context, name);
-	queue->key = queue_key(name, strlen(name));
+	queue->name_length = strlen(name);
+	queue->key = queue_key(name, queue->name_length);
 	return queue;
 }
 
@@ -305,17 +306,23 @@ unknown_queue(const char *name)
 			 errhint("Create it with %s.create_queue.", TASKOUTBOX_SCHEMA)));
 }
 
-const QueueSettings *
-queue_find(const char *name)
+static const QueueSettings *
+find(const char *name, int length)
 {
 	if (cached_generation != generation)
 		load();
 	for (int i = 0; i < ncached; i++)
 	{
-		if (strcmp(cache[i].name, name) == 0)
+		if (cache[i].name_length == length && memcmp(cache[i].name, name, length) == 0)
 			return &cache[i];
 	}
 	return NULL;
+}
+
+const QueueSettings *
+queue_find(const char *name)
+{
+	return find(name, strlen(name));
 }
 
 const QueueSettings *
@@ -325,6 +332,16 @@ queue_settings(const char *name)
 
 	if (queue == NULL)
 		unknown_queue(name);
+	return queue;
+}
+
+const QueueSettings *
+queue_settings_of(const text *name)
+{
+	const QueueSettings *queue = find(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+
+	if (queue == NULL)
+		unknown_queue(text_to_cstring(name));
 	return queue;
 }
 

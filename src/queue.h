@@ -33,6 +33,7 @@ typedef enum OnFull
 typedef struct QueueSettings
 {
 	char	   *name;
+	int			name_length;
 	uint64		key;			/* queue_key() */
 	char	   *backend;
 	char	   *url;			/* sqs: where it is; NULL: it is not there */
@@ -69,6 +70,7 @@ extern void queue_init(void);
  * TO005 when there is no such queue.
  */
 extern const QueueSettings *queue_settings(const char *name);
+extern const QueueSettings *queue_settings_of(const text *name);
 
 /* The same, or NULL when there is no such queue. */
 extern const QueueSettings *queue_find(const char *name);

@@ -108,7 +108,7 @@ taskoutbox_missed_periods(PG_FUNCTION_ARGS)
 	Period		current = period_at(&rule, now);
 	History		history;
 
-	(void) deduplication_scoped(period_checked_id("task_type", task_type, &current));
+	(void) deduplication_scoped(cstring_to_text(period_checked_id("task_type", task_type, &current)));
 	(void) queue_settings(queue);
 	if (since != DT_NOBEGIN && since < now - PERIOD_KEPT)
 		ereport(ERROR,
