@@ -90,6 +90,20 @@ COMMIT;
 DROP INDEX taskoutbox.one_idx;
 SELECT * FROM rows() WHERE task_type IN ('one', 'two');
 
+-- The index of delayed tasks is opened by the first one, and again after its savepoint is gone.
+CREATE FUNCTION locked() RETURNS bigint LANGUAGE sql VOLATILE
+AS $$ SELECT count(*) FROM pg_locks WHERE relation = 'taskoutbox.task_outbox_deliver_at_idx'::regclass AND mode = 'RowExclusiveLock' AND pid = pg_backend_pid() $$;
+SELECT enqueue('some are late');
+BEGIN;
+SELECT enqueue('some are late'), locked();
+SAVEPOINT a;
+SELECT enqueue('some are late', deliver_at => now() + interval '1 day'), locked();
+ROLLBACK TO a;
+SELECT enqueue('some are late'), locked();
+SELECT enqueue('some are late', deliver_at => now() + n * interval '1 day'), locked() FROM generate_series(0, 2) n;
+COMMIT;
+SELECT * FROM rows() WHERE task_type = 'some are late';
+
 -- enqueue within enqueue's own statement: from a trigger, for each row of an INSERT.
 CREATE TABLE orders (id integer);
 CREATE FUNCTION order_made() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -131,5 +145,5 @@ SELECT id, duplicate FROM taskoutbox.enqueue('later', deduplication_id => 'last'
 SELECT task_type, :'duplicate' AS duplicate FROM taskoutbox.task_outbox WHERE id = :id;
 
 DROP TABLE orders;
-DROP FUNCTION enqueue, rows, order_made;
+DROP FUNCTION enqueue, rows, locked, order_made;
 DROP EXTENSION taskoutbox;

@@ -203,11 +203,12 @@ enqueued(FunctionCallInfo fcinfo, int64 id, bool duplicate)
 		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 		Datum		values[2] = {0};
 		bool		nulls[2] = {false};
+		HeapTuple	before = made;
 
-		if (made)
-			heap_freetuple(made);
 		made = heap_form_tuple(desc, values, nulls);
 		made_for = fcinfo->flinfo->fn_oid;
+		if (before)
+			heap_freetuple(before);
 		MemoryContextSwitchTo(old);
 		ReleaseTupleDesc(desc);
 	}
