@@ -20,7 +20,7 @@
 
 #define NAME_CHARACTERS 128		/* task_type, queue */
 #define HEADERS_MAX 7			/* of SQS's 10 attributes 3 are ours */
-#define RESERVED_LENGTH (sizeof(RESERVED_PREFIX) - 1)
+#define RESERVED_LENGTH ((int) sizeof(RESERVED_PREFIX) - 1)
 
 /* A number in text: sign, digits before and after the point (numeric's limits). */
 #define NUMBER_BYTES (1 + 131072 + 1 + 16383)

@@ -170,6 +170,7 @@ set_up(InsertTarget *target)
 		index_close(info->ri_IndexRelationDescs[i], NoLock);
 	}
 	target->slot = MakeSingleTupleTableSlot(CreateTupleDescCopyConstr(RelationGetDescr(rel)), &TTSOpsVirtual);
+	target->slot->tts_tableOid = target->relid;
 	target->desc = first_columns(RelationGetDescr(rel), target->ncolumns);
 	target->short_desc = first_columns(RelationGetDescr(rel), Min(SHORT_ROW, target->ncolumns));
 	MemoryContextSwitchTo(old);
