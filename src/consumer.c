@@ -254,7 +254,10 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 		if (is_last_try)
 			break;
 
-		/* After no answer, or without a wait after any, one more look. */
+		/*
+		 * After no answer, or without a wait after any, one more look; but a queue
+		 * that the relay did not know yet does not know yet how much we ask for.
+		 */
 		if (!ask_relay(db, key, wait > 0, deadline, NULL))
 		{
 			is_last_try = true;
@@ -264,7 +267,7 @@ taskoutbox_receive(PG_FUNCTION_ARGS)
 						 errmsg("the relay of this database is not running"),
 						 errhint("See the view %s.relay_status and the server's log.", TASKOUTBOX_SCHEMA)));
 		}
-		else if (wait == 0)
+		else if (wait == 0 && queue)
 			is_last_try = true;
 	}
 

@@ -68,7 +68,7 @@ sub connect_again
 	for (;;)
 	{
 		$dbh = eval {
-			DBI->connect(
+			my $new = DBI->connect(
 				"dbi:Pg:dbname=postgres;host=$host;port=$port;application_name=$name",
 				'app', '',
 				{
@@ -79,6 +79,9 @@ sub connect_again
 					# half of the clients plan every statement anew
 					pg_server_prepare => $me % 2
 				});
+			# A quarter of the sessions commit asynchronously.
+			$new->do('SET synchronous_commit = off') if $me % 4 == 3;
+			$new;
 		};
 		last if $dbh;
 		if (mono() > $deadline)
@@ -88,8 +91,6 @@ sub connect_again
 		}
 		usleep(50_000);
 	}
-	# A quarter of the sessions commit asynchronously.
-	$dbh->do('SET synchronous_commit = off') if $me % 4 == 3;
 	return;
 }
 
