@@ -166,7 +166,8 @@ receipt_from_text(const text *handle)
 	while (i < len && i < 19 && at[i] >= '0' && at[i] <= '9')
 		id = id * 10 + (at[i++] - '0');
 	receipt.id = (int64) id;
-	good = i > 0 && id <= PG_INT64_MAX && len - i == 1 + SECRET_DIGITS && at[i++] == '-';
+	good = i > 0 && id <= PG_INT64_MAX && len - i == 1 + SECRET_DIGITS && at[i] == '-';
+	i++;
 	for (int word = 0; good && word < LEASE_SECRET_WORDS; word++)
 	{
 		uint64		bits = 0;
