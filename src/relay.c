@@ -582,6 +582,7 @@ take_in(TimestampTz now)
 	OutboxReader *reader;
 	IdList		list = {0};
 	int64		sweep_from = carried_sweep;
+	int64		begin;
 	int64		refill_from;
 	int64		read_from;
 	int64		missed;
@@ -614,7 +615,9 @@ take_in(TimestampTz now)
 		snapshot = RegisterSnapshot(GetLatestSnapshot());
 		read_announcements(&list, &sweep_from);
 		pop_committed(&list, &carried_sweep);
-		sweep_from = Min(Min(sweep_from, carried_sweep), is_started ? settled_floor + 1 : low_water_read());
+		sweep_from = Min(sweep_from, carried_sweep);
+		begin = is_started ? settled_floor + 1 : low_water_read();
+		sweep_from = Min(sweep_from, begin);
 	}
 
 	reader = outbox_begin(snapshot);

@@ -25,14 +25,29 @@ sub mark
 }
 
 # The relay looks on when it has something to do.
-sub mark_rises_to
+sub poll_relay
 {
-	my ($id) = @_;
+	my ($condition) = @_;
 
 	return poll(sub {
 		value($dbh, q(SELECT waiting FROM taskoutbox.queue_metrics WHERE queue = 'default'));
-		mark() >= $id;
+		$condition->();
 	}, 60);
+}
+
+sub mark_rises_to
+{
+	my ($id) = @_;
+	return poll_relay(sub { mark() >= $id });
+}
+
+# Whoever holds a transaction open keeps all rows that were deleted since.
+sub hold
+{
+	my $session = session($node);
+	$session->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
+	value($session, 'SELECT pg_current_xact_id()');
+	return $session;
 }
 
 sub forget_many
@@ -41,10 +56,7 @@ sub forget_many
 	return value($dbh, q(SELECT taskoutbox.purge('many')));
 }
 
-# Whoever holds a transaction open keeps all rows that were deleted since.
-my $holder = session($node);
-$holder->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
-value($holder, 'SELECT pg_current_xact_id()');
+my $holder = hold();
 
 value($dbh, q(SELECT taskoutbox.create_queue('many')));
 is(mark(), 1, 'at first the mark is at the first id');
@@ -71,9 +83,7 @@ undef $holder;
 crash($node);
 $dbh = session($node);
 is(ids(drain($dbh)), "20 30 $high", 'after a crash all of the group come in the order of their ids');
-$holder = session($node);
-$holder->do('BEGIN ISOLATION LEVEL REPEATABLE READ');
-value($holder, 'SELECT pg_current_xact_id()');
+$holder = hold();
 ok(mark_rises_to(100_000), 'and when they are done, the mark rises again') or diag(mark());
 
 # A row that comes in below where the relay has looked already, and stays.
@@ -82,10 +92,7 @@ insert_low($dbh, 40);
 my ($m) = receive($dbh, vt => '12 h', wait => '5 s');
 is($m->{id}, 40, 'a row below the mark is received');
 forget_many();
-ok(poll(sub {
-	value($dbh, q(SELECT waiting FROM taskoutbox.queue_metrics WHERE queue = 'default'));
-	value($dbh, 'SELECT count(*) FROM taskoutbox.low_water_mark') == 1;
-}, 60), 'the relay replaces the marks');
+ok(poll_relay(sub { value($dbh, 'SELECT count(*) FROM taskoutbox.low_water_mark') == 1 }), 'the relay replaces the marks');
 is(mark(), 40, 'and leaves them as low as the row is');
 value($dbh, 'SELECT taskoutbox.delete($1)', $m->{receipt_handle});
 ok(mark_rises_to($before + 1), 'until it is gone') or diag(mark());
@@ -97,7 +104,7 @@ my $low = enqueue($dbh, 'h');
 is($low, 101, 'an id below the mark');
 crash($node);
 $dbh = session($node);
-is(join(' ', sort { $a <=> $b } map { $_->{id} } map { drain($dbh, wait => '5 s') } 1, 2), "$low $high",
+is(join(' ', sort { $a <=> $b } map { $_->{id} } drain($dbh)), "$low $high",
 	'what nothing announced below the mark is delivered all the same');
 
 $dbh->do('TRUNCATE taskoutbox.task_outbox RESTART IDENTITY');
