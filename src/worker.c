@@ -86,6 +86,7 @@ static DatabaseSlot *db;
 static Oid	outbox;
 static QueueSettings settings;
 static bool is_queue;			/* it is there, and these are its settings */
+static uint64 settings_seen = 0;	/* as the database counts them */
 static const Source *source = NULL;
 static bool is_full_up;			/* all leases of the server are in use */
 static TupleDesc message_desc = NULL;
@@ -711,6 +712,19 @@ embedded_leave(Task *task, bool is_running)
 		embedded_give_back(task);
 }
 
+/* What we know of ourselves or of the queue has changed. */
+static bool
+is_stale(void)
+{
+	return pool_must_leave() || settings_seen != db->settings_changes;
+}
+
+static bool
+is_called(void)
+{
+	return is_stale() || pool_is_called();
+}
+
 static void
 embedded_wait(void)
 {
@@ -718,17 +732,17 @@ embedded_wait(void)
 	TimestampTz oldest_retry = retries[nretries % RETRIES_MAX];
 
 	if (oldest_retry > now)
-		(void) ask_relay(NULL, 0, true, oldest_retry, pool_must_leave);
+		(void) ask_relay(NULL, 0, true, oldest_retry, is_stale);
 	else if (is_full_up)
-		(void) ask_relay(NULL, 0, true, now + FULL_RETRY, pool_must_leave);
+		(void) ask_relay(NULL, 0, true, now + FULL_RETRY, is_stale);
 	else if (ntasks > 0)
 	{
 		/* All of them were for others, who are not there or have too much to do. */
-		(void) ask_relay(NULL, 0, true, now + pause_next, pool_must_leave);
+		(void) ask_relay(NULL, 0, true, now + pause_next, is_stale);
 		pause_next = Min(pause_next * 2, PAUSE_MAX);
 	}
 	else
-		(void) ask_relay(is_queue ? db : NULL, settings.key, true, now + WAIT, pool_is_called);
+		(void) ask_relay(is_queue ? db : NULL, settings.key, true, now + WAIT, is_called);
 }
 
 static const Source embedded_source = {
@@ -794,8 +808,6 @@ read_message_type(void)
 static void
 worker_loop(void)
 {
-	uint64		settings_seen = 0;
-
 	for (;;)
 	{
 		bool		did_something = false;

@@ -339,10 +339,13 @@ is(value($dbh, q(SELECT receive_count FROM public.done WHERE note = 'md5')), 2, 
 $sqs->clear;
 
 # A clone of the server: no worker receives until it is told so.
+my @pids = map { $_->{pid} } rows($dbh, q(SELECT pid FROM pg_stat_activity WHERE backend_type = 'taskoutbox consumer'));
 $node->append_conf('postgresql.conf', 'taskoutbox.publish = off');
 $node->reload;
 status_is('lost', qr/taskoutbox.publish is off/, 'taskoutbox.publish = off: the view says so');
 wait_for('no worker of a queue in SQS is there', q(SELECT max(workers) = 0 FROM taskoutbox.controller_status WHERE queue = 'lost'));
+# A connection is open until the end of its process, and SQS could answer its last poll.
+ok(poll(sub { !kill(0, @pids) }), 'nor a process that was one');
 $sqs->call('SendMessage', QueueUrl => $sqs->url('lost.fifo'), MessageBody => '{"n": 2}', MessageGroupId => 'p', MessageDeduplicationId => 'clone',
 	MessageAttributes => { task_type => { DataType => 'String', StringValue => 'lost' }, task_uid => { DataType => 'String', StringValue => ('0' x 36) . ':2:2' } });
 is($sqs->queue('lost.fifo')->{visible}, 1, 'nothing is received');
@@ -364,6 +367,22 @@ status_is('two', qr/several roles/, 'one that had two before has no workers, and
 put('a', '{"n": 1}', 'two');
 $dbh->do(q(SELECT taskoutbox.unregister_controller('b', 'two')));
 wait_empty('two', 'until one of them is gone');
+
+# A queue that moves, there and back, while its worker waits
+$dbh->do(q(SELECT taskoutbox.create_queue('moves', backend => 'embedded')));
+controller('moves', 'moves');
+$url = $sqs->create_queue('moves.fifo');
+for ([ 1, 'embedded' ], [ 2, 'sqs', $url ], [ 3, 'embedded' ])
+{
+	my ($n, $backend, @url) = @$_;
+	my $sql = 'SELECT taskoutbox.alter_queue(\'moves\', backend => $1, require_dlq => false' . (@url ? ', url => $2)' : ')');
+	value($dbh, $sql, $backend, @url);
+	put('moves', qq({"n": $n}), 'moves');
+	$start = mono();
+	wait_for("it moves to $backend", q(SELECT count(*) = 1 FROM public.done WHERE note = 'moves' AND n = $1), $n);
+	cmp_ok(mono() - $start, '<', 20, 'and its workers with it, at once');
+	wait_empty('moves', 'and all is done');
+}
 
 # What a controller can see of credentials: nothing.
 $node->append_conf('postgresql.conf', "taskoutbox.aws_credentials_file = '/nowhere/secret'\n");
