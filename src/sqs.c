@@ -185,16 +185,18 @@ message_done(Message *message)
 
 /*
  * A message is refused for its own sake: to the dead letters, unless others are,
- * too. Returns whether it is gone.
+ * too. When others of its request are fine, it is this one. Returns whether it is
+ * gone.
  */
 static bool
-message_refused(Message *message, const char *code, const char *error, bool *again, TimestampTz now)
+message_refused(Message *message, const char *code, const char *error, bool others_are_fine,
+				bool *again, TimestampTz now)
 {
 	Lane	   *lane = message->lane;
 	Queue	   *queue = lane->queue;
 	bool		blocks = queue->settings.on_dead_letter == ON_DEAD_LETTER_BLOCK && lane->key != 0;
 
-	*again = destination_blames_message(destination_of(queue), lane->key, code, now);
+	*again = others_are_fine || destination_blames_message(destination_of(queue), lane->key, code, now);
 	if (!*again ||
 		!outbox_count_or_bury(message->id, 0, "relay",
 							  psprintf("SQS refuses it: %s%s%s", code, *error ? ": " : "", error), blocks))
@@ -374,10 +376,7 @@ finish_batch(DatabaseSlot *db, Batch *batch, OutboxReader *dirty, TimestampTz no
 					message_release(db, message);
 					break;
 				case OUTCOME_REFUSED:
-					/* Others of the request are fine, so it is this one. */
-					if (batch->has_accepted)
-						batch->destination->nfaults = 0;
-					if (message_refused(message, entry->code, entry->error, &again, now))
+					if (message_refused(message, entry->code, entry->error, batch->has_accepted, &again, now))
 						break;
 					is_busy |= again;
 					waits |= !again;
@@ -593,7 +592,7 @@ add_lane(DatabaseSlot *db, Batch *batch, Lane *lane, OutboxReader *dirty, Timest
 			}
 			if (message_refused(message, "MessageTooLong",
 								psprintf("it has %zu bytes, and the queue in SQS allows " INT64_FORMAT,
-										 bytes, message_limit(queue)), &again, now))
+										 bytes, message_limit(queue)), false, &again, now))
 			{
 				/* With on_dead_letter = block, the lane goes no further. */
 				if (blocked_group(lane->key))

@@ -435,9 +435,11 @@ destination_answer(Destination *destination, HttpRequest *request, const char *o
 void
 destination_success(Destination *destination, TimestampTz started_at)
 {
-	destination->unanswered = destination->rejections = destination->nfaults = 0;
+	destination->unanswered = destination->rejections = 0;
 	/* What was on its way before it opened says nothing about it. */
-	if (destination->is_open && started_at >= destination->next_try)
+	if (!destination->is_open)
+		destination->nfaults = 0;
+	else if (started_at >= destination->next_try)
 		circuit_close(destination);
 }
 

@@ -627,6 +627,27 @@ for my $case (
 	is(scalar(grep { $_ eq '"hanging"' } bodies('orders')), 1, 'hang: once');
 	is(scalar($sqs->duplicates('orders.fifo')) > 0, 1, 'hang: SQS dropped the second one by its id');
 
+	# What comes late says nothing about the time since then
+	sqs_queue($dbh, $sqs, 'late');
+	my %late = map { $_ => $sqs->plant(op => 'SendMessageBatch', queue => 'late.fifo', do => 'delay', body => $_) } qw(fine refused);
+	$sqs->plant(op => 'SendMessageBatch', queue => 'late.fifo', do => 'error', body => $_, code => 'InvalidParameterValue', status => 400)
+	  for qw(wrong refused);
+	for (qw(fine refused))
+	{
+		put('late', payload => qq("$_"), group_id => $_);
+		ok(poll(sub { $sqs->hits($late{$_}) == 1 }), 'hang: two requests');
+	}
+	put('late', payload => qq("wrong $_"), group_id => $_) for 1 .. 4;
+	my $row = problem_is($dbh, 'late', qr/groups in a row were refused/);
+	is($row->{dead}, 2, 'hang: others are refused, and the queue waits');
+	$sqs->clear($late{fine});
+	ok(poll(sub { value($dbh, q(SELECT count(*) FROM taskoutbox.task_outbox WHERE queue = 'late' AND payload = '"fine"')) == 0 }),
+		'hang: one was accepted, late');
+	$sqs->clear;
+	ok(outbox_is_empty($dbh, 'late'), 'hang: the other one was refused, late');
+	is(metrics($dbh, 'late')->{dead}, 2, 'hang: it is not dead');
+	is(scalar(grep { /refused/ } bodies('late')), 1, 'hang: but sent again');
+
 	# DROP DATABASE, and a shutdown
 	$dbh->do('CREATE DATABASE doomed');
 	my $doomed = session($node, dbname => 'doomed');
