@@ -282,12 +282,15 @@ relay_slot_claim(int index)
 	TimestampTz now = GetCurrentTimestamp();
 
 	SpinLockAcquire(&db->mutex);
-	if (db->hold_until > now)
-		db->state = RELAY_STOPPED;
-	else if (db->state == RELAY_STARTING && db->relay_pid == 0)
+	if (db->state == RELAY_STARTING && db->relay_pid == 0)
 	{
-		db->relay_pid = MyProcPid;
-		is_mine = true;
+		if (db->hold_until > now)
+			db->state = RELAY_STOPPED;
+		else
+		{
+			db->relay_pid = MyProcPid;
+			is_mine = true;
+		}
 	}
 	SpinLockRelease(&db->mutex);
 

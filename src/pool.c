@@ -276,10 +276,16 @@ pool_claim(int index)
 	bool		is_mine = false;
 
 	LWLockAcquire(lock, LW_EXCLUSIVE);
-	if (slot->state == WORKER_STARTING && slot->pid == 0 && !slot->leave)
+	if (slot->state == WORKER_STARTING && slot->pid == 0)
 	{
-		slot->pid = MyProcPid;
-		is_mine = true;
+		/* Not wanted any more: then nobody waits for it either. */
+		if (slot->leave)
+			empty_slot(slot);
+		else
+		{
+			slot->pid = MyProcPid;
+			is_mine = true;
+		}
 	}
 	LWLockRelease(lock);
 

@@ -23,6 +23,7 @@
 #include "storage/lock.h"
 #include "utils/guc.h"
 #include "utils/portal.h"
+#include "utils/snapmgr.h"
 
 void
 session_call(FunctionCallInfo fcinfo)
@@ -63,7 +64,12 @@ session_reset_rest(Oid role, bool has_temporary)
 			SetPGVariable("session_authorization", NIL, false);
 		}
 		if (has_temporary)
+		{
+			/* The server wants one where catalogs change. */
+			PushActiveSnapshot(GetTransactionSnapshot());
 			ResetTempTableNamespace();
+			PopActiveSnapshot();
+		}
 		CommitTransactionCommand();
 	}
 }
