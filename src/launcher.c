@@ -443,6 +443,16 @@ launcher_start(const char *kind, const char *function, int index, Oid dboid, boo
 	return false;
 }
 
+void
+launcher_take_signals(void)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	/* StartBackgroundWorker() ignores SIGHUP: a reload since the fork is lost. */
+	ConfigReloadPending = true;
+	BackgroundWorkerUnblockSignals();
+}
+
 int64
 launcher_count_failure(int *failures, int64 ran_for)
 {
@@ -606,9 +616,7 @@ taskoutbox_launcher_main(Datum arg)
 {
 	uint32		wait_event;
 
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	launcher_take_signals();
 
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 

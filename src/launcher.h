@@ -29,6 +29,9 @@ extern PGDLLEXPORT void taskoutbox_relay_main(Datum arg);
 extern bool launcher_start(const char *kind, const char *function, int index, Oid dboid,
 						   bool *is_reported);
 
+/* For a process of ours, the launcher too: take signals, and read the configuration first. */
+extern void launcher_take_signals(void);
+
 /*
  * A process failed that had run for so long (microseconds; 0: it did not come that
  * far): count its failures in a row, and return the delay before its next start.

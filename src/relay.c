@@ -971,9 +971,7 @@ pin_settings(void)
 void
 taskoutbox_relay_main(Datum arg)
 {
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
-	BackgroundWorkerUnblockSignals();
+	launcher_take_signals();
 
 	db = relay_slot_claim(DatumGetInt32(arg));
 	if (db == NULL)

@@ -49,6 +49,7 @@
 #include "consumer.h"
 #include "controller.h"
 #include "in_hand.h"
+#include "launcher.h"
 #include "lease.h"
 #include "ledger.h"
 #include "outbox.h"
@@ -872,10 +873,8 @@ taskoutbox_worker_main(Datum arg)
 	in_hand_clear(place);
 	before_shmem_exit(worker_leave, (Datum) 0);
 
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
 	pqsignal(SIGQUIT, handle_quit);
-	BackgroundWorkerUnblockSignals();
+	launcher_take_signals();
 
 	BackgroundWorkerInitializeConnectionByOid(slot->dboid, slot->role, COMPAT_BYPASS_ROLELOGINCHECK);
 	pgstat_report_appname("taskoutbox consumer");
