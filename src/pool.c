@@ -331,12 +331,10 @@ pool_must_leave(void)
 	return claimed->leave;
 }
 
-/* Without the lock: whoever changes these sets our latch afterwards. */
+/* Without the lock: whoever hands over sets our latch afterwards. */
 bool
-pool_is_called(void)
+pool_is_handed(void)
 {
-	if (claimed->leave)
-		return true;
 	for (int i = 0; i < max_worker_processes; i++)
 	{
 		if (slots[i].nhanded > 0 && is_of_pool(&slots[i], claimed->dboid, claimed->role, claimed->queue))
@@ -397,7 +395,7 @@ pool_take_handed(Receipt *receipts)
 {
 	int			n = 0;
 
-	if (!pool_is_called())
+	if (!pool_is_handed())
 		return 0;
 	LWLockAcquire(lock, LW_EXCLUSIVE);
 	for (int i = 0; i < max_worker_processes && n == 0; i++)

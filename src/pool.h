@@ -86,9 +86,9 @@ extern int	pool_my_index(void);
 extern void pool_ready(Oid outbox);
 extern void pool_failed(void);
 
-/* Is there a reason not to wait: something handed over, or to leave? */
-extern bool pool_is_called(void);
+/* Reasons not to wait: to leave, and something that was handed over to one's pool. */
 extern bool pool_must_leave(void);
+extern bool pool_is_handed(void);
 extern void pool_set_task(int64 id);
 extern void pool_set_problem(const char *problem);
 

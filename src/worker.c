@@ -35,7 +35,6 @@
 #include "storage/ipc.h"
 #include "storage/lmgr.h"
 #include "storage/proc.h"
-#include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -723,7 +722,7 @@ is_stale(void)
 static bool
 is_called(void)
 {
-	return is_stale() || pool_is_called();
+	return is_stale() || pool_is_handed();
 }
 
 static void

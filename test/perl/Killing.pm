@@ -34,11 +34,7 @@ our $dbh;
 sub create_role
 {
 	($node, $sqs) = @_;
-	insist('create a role', sub { $dbh->do($_) for (
-		'CREATE ROLE app LOGIN',
-		'CREATE SCHEMA app AUTHORIZATION app',
-		'GRANT USAGE ON SCHEMA taskoutbox TO app',
-		'GRANT USAGE ON TYPE taskoutbox.message TO app') });
+	insist('create a role', sub { create_controller_role($dbh, 'app') });
 	return;
 }
 

@@ -31,6 +31,7 @@ our @EXPORT = qw(
   relay_pid
   launcher_pid
   wait_until_waiting
+  create_controller_role
   receive
   ids
   enqueue
@@ -354,6 +355,17 @@ sub contents
 		SELECT 'pin ' || p::text FROM taskoutbox.installation_pin p UNION ALL
 		SELECT 'sequence ' || last_value FROM taskoutbox.task_outbox_id_seq UNION ALL
 		(SELECT 'installation ' || i.id FROM taskoutbox.installation i ORDER BY created_at LIMIT 1)) a(t)));
+}
+
+# A role whose functions in its schema, of the same name, can be controllers.
+sub create_controller_role
+{
+	my ($dbh, $role) = @_;
+	$dbh->do("CREATE ROLE $role LOGIN");
+	$dbh->do("CREATE SCHEMA $role AUTHORIZATION $role");
+	$dbh->do("GRANT USAGE ON SCHEMA taskoutbox TO $role");
+	$dbh->do("GRANT USAGE ON TYPE taskoutbox.message TO $role");
+	return;
 }
 
 # Kills one backend with SIGKILL, which makes the postmaster restart everything,

@@ -15,14 +15,7 @@ my $node = new_node('consumers', conf => "max_worker_processes = 40\n");
 my $dbh = session($node);
 
 # Who runs what is written down by the controllers themselves.
-$dbh->do('CREATE ROLE app LOGIN');
-$dbh->do('CREATE ROLE other LOGIN');
-for my $role (qw(app other))
-{
-	$dbh->do("CREATE SCHEMA $role AUTHORIZATION $role");
-	$dbh->do("GRANT USAGE ON TYPE taskoutbox.message TO $role");
-	$dbh->do("GRANT USAGE ON SCHEMA taskoutbox TO $role");
-}
+create_controller_role($dbh, $_) for qw(app other);
 $dbh->do('CREATE SEQUENCE public.runs');
 $dbh->do('CREATE TABLE public.done (seq int, task text, role text, session text, at timestamptz DEFAULT clock_timestamp(), note text)');
 $dbh->do('GRANT ALL ON public.done, public.runs TO app, other');

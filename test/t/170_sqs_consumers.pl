@@ -19,13 +19,7 @@ plan skip_all => FakeSqs::missing() if FakeSqs::missing();
 my ($sqs, $node) = new_sqs_node('sqs_consumers', conf => "max_worker_processes = 40\ntaskoutbox.request_timeout = '1s'\n");
 my $dbh = session($node);
 
-for my $role (qw(app other))
-{
-	$dbh->do("CREATE ROLE $role LOGIN");
-	$dbh->do("CREATE SCHEMA $role AUTHORIZATION $role");
-	$dbh->do("GRANT USAGE ON TYPE taskoutbox.message TO $role");
-	$dbh->do("GRANT USAGE ON SCHEMA taskoutbox TO $role");
-}
+create_controller_role($dbh, $_) for qw(app other);
 $dbh->do('CREATE SEQUENCE public.runs');
 $dbh->do('CREATE TABLE public.done (seq int DEFAULT nextval(\'runs\'), n int, note text, role text DEFAULT session_user, receive_count int, message jsonb, at timestamptz DEFAULT clock_timestamp())');
 $dbh->do('GRANT ALL ON public.done, public.runs TO app, other');

@@ -28,10 +28,7 @@ my $dbh = session($node);
 $dbh->do('CREATE TABLE public.done (n int, queue text)');
 for my $role (qw(app other))
 {
-	$dbh->do("CREATE ROLE $role LOGIN");
-	$dbh->do("CREATE SCHEMA $role AUTHORIZATION $role");
-	$dbh->do("GRANT USAGE ON TYPE taskoutbox.message TO $role");
-	$dbh->do("GRANT USAGE ON SCHEMA taskoutbox TO $role");
+	create_controller_role($dbh, $role);
 	$dbh->do("GRANT INSERT ON public.done TO $role");
 	$dbh->do("SET SESSION AUTHORIZATION $role");
 	$dbh->do(qq(CREATE FUNCTION $role.f(m taskoutbox.message) RETURNS void LANGUAGE sql AS
